@@ -1,0 +1,1 @@
+"""Canary state machine and shadow traffic."""

@@ -1,0 +1,1 @@
+"""Traces, a virtual-time driver, peers' policies, reports."""

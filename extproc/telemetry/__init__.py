@@ -1,0 +1,1 @@
+"""Decision record and ring, metric definitions, log fields."""
