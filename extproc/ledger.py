@@ -1,0 +1,275 @@
+"""Request id -> lease. Opened in the same step as the decision, closed exactly once.
+
+Rules of this file:
+
+    event             | known id                                   | unknown id
+    ------------------+--------------------------------------------+--------------------------------------------
+    open              | (ids are unique: the old lease is dropped) | lease opened, endpoint charged
+    failed attempt    | health hears it; lease moves to its next   | health hears it
+                      | endpoint (claim undone and made there)     |
+    renewal           | renewed; first token noted                 | adopted: a lease without claim or prompt
+    end               | moved to the endpoint that served, settled | counted as unknown; health hears it
+    drop              | closed, nothing learned                    | nothing
+    sweep             | no sign of life for ``dead_after_s``:      |
+                      | closed, nothing learned                    |
+
+A closed id is remembered for a while, so that records that arrive late or twice are told from unknown ones. A broken
+attempt and the final record that repeats its failure come by separate streams in any order: an endpoint is blamed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from extproc.api.request import Api
+from extproc.fleet.endpoint import Endpoint
+from extproc.fleet.fleet import Fleet
+from extproc.kvcache.view import CacheView, Claim, Look
+from extproc.outcome import End, FailedAttempt, Outcome, Renewal, classify
+
+
+@dataclass(slots=True)
+class Lease:
+    """One request's claim on one endpoint, from decision to settlement. Tokens are estimates until usage is known."""
+
+    id: str
+    endpoint: Endpoint
+    opened_at: float
+    pool: str = ""
+    version: str = ""
+    model: str = ""
+    tenant: str = ""
+    route: str = ""
+    api: Api = Api.OTHER
+    stream: bool = False
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0
+    uncached_tokens: int = 0
+    output_tokens: int = 0
+    """Expected output."""
+    fallbacks: tuple[Endpoint, ...] = ()
+    """Where Envoy goes next, in order, if the endpoint fails."""
+    look: Look | None = None
+    claim: Claim | None = None
+    backlog_at_open: float = 0.0
+    """Tokens that were to be prefilled before this request, at the decision."""
+    active_at_open: int = 0
+    renewed_at: float = 0.0
+    started: bool = False
+    """The first token is known to have come."""
+    attempts: int = 1
+    adopted: bool = False
+    blamed: Endpoint | None = None
+    """The endpoint whose failure on this request health has already heard."""
+    generation: int = 0
+    """The endpoint's generation at opening: a claim on an emptied cache is not undone."""
+
+
+@dataclass(slots=True, frozen=True)
+class Settlement:
+    """How a lease ended; ``end`` is None when no final record came (dropped or dead)."""
+
+    lease: Lease
+    outcome: Outcome
+    reason: str
+    end: End | None = None
+
+
+@dataclass(slots=True)
+class LedgerCounts:
+    """Running totals, read by the metrics."""
+
+    opened: int = 0
+    closed: int = 0
+    adopted: int = 0
+    dead: int = 0
+    dropped: int = 0
+    moved: int = 0
+    late: int = 0
+    unknown: int = 0
+    failed_attempts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(endpoint key, reason) -> count."""
+
+
+class Ledger:
+    """Open leases. ``on_settled`` hears every closed lease exactly once."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        view: CacheView,
+        *,
+        dead_after_s: float = 180.0,
+        remembered: int = 20_000,
+        on_settled: Callable[[Settlement, float], None] = lambda settlement, now: None,
+    ) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.counts = LedgerCounts()
+        self.on_settled = on_settled
+        self._fleet = fleet
+        self._view = view
+        self._dead_after_s = dead_after_s
+        self._closed: dict[str, Endpoint | None] = {}
+        self._remembered = remembered
+
+    def open(self, lease: Lease, now: float) -> Lease:
+        """Charge the lease to its endpoint."""
+        stale = self.leases.get(lease.id)
+        if stale is not None:
+            self._close(stale, Outcome.NEUTRAL, "replaced", None, now)
+        lease.renewed_at = now
+        self.leases[lease.id] = lease
+        self.counts.opened += 1
+        self._charge(lease, now)
+        return lease
+
+    def attempt_failed(self, event: FailedAttempt, now: float) -> None:
+        """An attempt failed: tell health, and follow Envoy to the lease's next endpoint."""
+        endpoint = self._fleet.find(event.cluster, event.address)
+        outcome, reason = classify(event.status, event.flags)
+        lease = self.leases.get(event.request_id)
+        if endpoint is not None:
+            key = (endpoint.key, reason)
+            self.counts.failed_attempts[key] = self.counts.failed_attempts.get(key, 0) + 1
+            blamed = lease.blamed if lease is not None else self._closed.get(event.request_id)
+            if outcome is Outcome.FAILURE and blamed is not endpoint:
+                endpoint.health.failed(now)
+        if lease is None:
+            return
+        if outcome is Outcome.FAILURE:
+            lease.blamed = endpoint
+        lease.attempts += 1
+        if lease.fallbacks and (endpoint is None or endpoint is lease.endpoint):
+            self._move(lease, lease.fallbacks[0], now)
+
+    def renewed(self, event: Renewal, now: float) -> None:
+        """A running request is alive. Unknown ones are adopted: an earlier process of ours decided them."""
+        lease = self.leases.get(event.request_id)
+        endpoint = self._fleet.find(event.cluster, event.address)
+        if lease is None:
+            if event.request_id in self._closed:
+                self.counts.late += 1
+            elif endpoint is not None:
+                adopted = Lease(event.request_id, endpoint, now, pool=endpoint.spec.pool, adopted=True, started=True)
+                adopted.version = endpoint.spec.version
+                self.counts.adopted += 1
+                self.open(adopted, now)
+            else:
+                self.counts.unknown += 1
+            return
+        lease.renewed_at = now
+        if endpoint is not None and endpoint is not lease.endpoint:
+            self._move(lease, endpoint, now)
+        if event.ttft_s is not None and not lease.started:
+            self._first_token(lease, event.ttft_s, now)
+
+    def ended(self, event: End, now: float) -> Settlement | None:
+        """The final record. Returns the settlement, or None for an id that is not open."""
+        outcome, reason = classify(event.status, event.flags)
+        served_by = self._fleet.find(event.cluster, event.address) if event.cluster else None
+        lease = self.leases.get(event.request_id)
+        if lease is None:
+            if event.request_id in self._closed:
+                self.counts.late += 1
+            else:
+                self.counts.unknown += 1
+                if served_by is not None:
+                    _tell_health(served_by, outcome, now)
+            return None
+        lease.attempts = max(lease.attempts, event.attempts)
+        if served_by is not None and served_by is not lease.endpoint:
+            self._move(lease, served_by, now)
+        if event.ttft_s is not None and outcome is not Outcome.FAILURE and not lease.started:
+            self._first_token(lease, event.ttft_s, now)
+        if served_by is not None and not (outcome is Outcome.FAILURE and lease.blamed is served_by):
+            _tell_health(served_by, outcome, now)
+            if outcome is Outcome.FAILURE:
+                lease.blamed = served_by
+        return self._close(lease, outcome, reason, event, now)
+
+    def drop(self, request_id: str, now: float, reason: str = "dropped") -> None:
+        """The client left before Envoy had our answer: the request reaches no engine."""
+        lease = self.leases.get(request_id)
+        if lease is not None:
+            self.counts.dropped += 1
+            self._close(lease, Outcome.NEUTRAL, reason, None, now)
+
+    def sweep(self, now: float) -> int:
+        """Close leases without a sign of life; returns how many."""
+        dead = [lease for lease in self.leases.values() if now - lease.renewed_at > self._dead_after_s]
+        for lease in dead:
+            self.counts.dead += 1
+            self._close(lease, Outcome.NEUTRAL, "dead", None, now)
+        return len(dead)
+
+    def _charge(self, lease: Lease, now: float) -> None:
+        endpoint = lease.endpoint
+        lease.generation = endpoint.generation
+        lease.active_at_open = endpoint.leases
+        lease.backlog_at_open = endpoint.backlog.tokens(now, endpoint.rates.prefill)
+        endpoint.leases += 1
+        if lease.look is not None:
+            lease.claim = self._view.claim(endpoint, lease.look)
+        if not lease.started:
+            endpoint.unstarted += 1
+            endpoint.backlog.add(lease.uncached_tokens, now, endpoint.rates.prefill)
+
+    def _discharge(self, lease: Lease, now: float) -> None:
+        lease.endpoint.leases -= 1
+        if not lease.started:
+            self._start(lease, now)
+
+    def _start(self, lease: Lease, now: float) -> None:
+        endpoint = lease.endpoint
+        lease.started = True
+        endpoint.unstarted -= 1
+        endpoint.backlog.remove(lease.uncached_tokens, now, endpoint.rates.prefill)
+
+    def _first_token(self, lease: Lease, ttft_s: float, now: float) -> None:
+        if lease.stream and not lease.adopted and lease.attempts == 1:
+            lease.endpoint.rates.observe_first_token(lease.uncached_tokens, ttft_s, lease.backlog_at_open, now)
+        self._start(lease, now)
+
+    def _move(self, lease: Lease, endpoint: Endpoint, now: float) -> None:
+        self.counts.moved += 1
+        self._undo_claim(lease)
+        self._discharge(lease, now)
+        lease.started = False
+        lease.endpoint = endpoint
+        lease.version = endpoint.spec.version
+        lease.fallbacks = tuple(other for other in lease.fallbacks if other is not endpoint)
+        if lease.look is not None:
+            lease.uncached_tokens = max(lease.prompt_tokens - self._view.held(endpoint, lease.look), 0)
+        self._charge(lease, now)
+
+    def _undo_claim(self, lease: Lease) -> None:
+        if lease.claim is not None and lease.generation == lease.endpoint.generation:
+            lease.claim.undo()
+        lease.claim = None
+
+    def _close(self, lease: Lease, outcome: Outcome, reason: str, end: End | None, now: float) -> Settlement:
+        settlement = Settlement(lease, outcome, reason, end)
+        del self.leases[lease.id]
+        self._closed[lease.id] = lease.blamed
+        if len(self._closed) > self._remembered:
+            del self._closed[next(iter(self._closed))]
+        try:
+            if not lease.started and not (end is not None and outcome is Outcome.SUCCESS):
+                self._undo_claim(lease)
+            elif lease.claim is not None:
+                lease.claim.keep()
+        finally:
+            self._discharge(lease, now)
+            self.counts.closed += 1
+        self.on_settled(settlement, now)
+        return settlement
+
+
+def _tell_health(endpoint: Endpoint, outcome: Outcome, now: float) -> None:
+    if outcome is Outcome.SUCCESS:
+        endpoint.health.succeeded(now)
+    elif outcome is Outcome.FAILURE:
+        endpoint.health.failed(now)
+
+
