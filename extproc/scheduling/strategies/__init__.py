@@ -1,0 +1,1 @@
+"""One file a strategy. The registry gives each its name in the configuration."""
