@@ -6,8 +6,8 @@ Rules of this file:
 - keys are always strings, as written; values follow YAML 1.2: only true/false are booleans, ``on``, ``yes``,
   ``1:30``, ``010`` and dates stay strings, ``null`` and ``~`` are null;
 - duplicate keys, merge keys (``<<``, which Envoy does not know), keys that are no scalars and tags other than
-  the standard ones are problems; anchors and aliases are fine, within caps that stop a small file from becoming a
-  huge tree;
+  the standard ones are problems; anchors and aliases are fine, within caps that stop a small file from
+  becoming a huge tree;
 - built from parser events with a stack of our own, so that deep nesting ends at our cap and not in the
   interpreter's;
 - nothing but ConfigError is ever raised for a bad text.

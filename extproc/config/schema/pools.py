@@ -1,0 +1,105 @@
+"""Pools and routes as people write them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from extproc.config.schema.base import Listing, Name, Names, Section, Table, shown, wrong
+
+Strategy = Annotated[str, Field(min_length=1, max_length=64)]
+Options = Annotated[dict[str, Any], Table]
+
+
+class PoolSettings(Section):
+    """Endpoints that serve the same models. Which endpoints: those whose cluster names this pool in its
+    metadata."""
+
+    models: Names = ()
+    """Model names that the engines serve, added to those in the clusters' metadata. A pool for which no
+    model is known takes any name."""
+    aliases: Annotated[dict[str, Name], Table] = Field(default_factory=dict)
+    """Client-facing model name: name the engines serve. The name in the request body is replaced, nothing
+    else."""
+    adapters: Names = ()
+    """LoRA adapters served under their own model name; more are learnt from the engines."""
+    strategy: Strategy = "expected-latency"
+    """How an endpoint is chosen."""
+    options: Options = Field(default_factory=dict)
+    """Options of the strategy."""
+    prefill_tokens_per_second: Annotated[float, Field(gt=0)] = 8000.0
+    """Prefill speed of one endpoint in tokens per second, believed until it has been measured."""
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 1
+    """Further endpoints named for Envoy's retry when the first cannot be reached."""
+
+
+class RateLimit(Section):
+    """Limits of a route. Read, not enforced yet."""
+
+    rpm: Annotated[int, Field(ge=1)] | None = None
+    """Requests per minute."""
+    tpm: Annotated[int, Field(ge=1)] | None = None
+    """Tokens per minute, prompt and output together."""
+
+
+class MatchSettings(Section):
+    """Conditions that must all hold; none at all: every request."""
+
+    model: Names = ()
+    """Model names, any of which."""
+    header: Annotated[dict[str, str], Table] = Field(default_factory=dict)
+    """Header name: exact value. All of them."""
+    path: str = ""
+    """Prefix of the request path."""
+
+    @field_validator("header")
+    @classmethod
+    def _no_control_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name in headers:
+            if name.lower().startswith("x-gateway-"):
+                raise wrong(
+                    f"`{name}` is the gateway's own and removed from client requests; use another header"
+                )
+            if not name or name != name.strip() or name.startswith(":"):
+                raise wrong(f"`{shown(name)}` is no header name; write one like `X-Tenant-Tier`")
+        return headers
+
+    @field_validator("path")
+    @classmethod
+    def _rooted(cls, path: str) -> str:
+        if path and not path.startswith("/"):
+            raise wrong(f"`{shown(path)}` matches no path; begin it with `/`")
+        return path
+
+
+class RouteSettings(Section):
+    """Requests that `match` go to `pool`, under policy that overrides the pool's. The first route that
+    matches rules."""
+
+    name: Name
+    """Name in metrics, logs and decisions."""
+    match: MatchSettings = MatchSettings()
+    """Conditions."""
+    pool: Name
+    """Pool that answers."""
+    strategy: Strategy | None = None
+    """How an endpoint is chosen; `null`: as the pool says."""
+    options: Options = Field(default_factory=dict)
+    """Options of the strategy."""
+    weights: Annotated[dict[str, Annotated[float, Field(ge=0)]], Table] = Field(default_factory=dict)
+    """Version: share of the requests, as in `{v1: 90, v2: 10}`; empty: all versions alike."""
+    model: Name | None = None
+    """Model name to put into the request body in place of the client's."""
+    rate_limit: RateLimit | None = None
+    """Limits of this route. Read, not enforced yet."""
+
+    @model_validator(mode="after")
+    def _weights_say_something(self) -> Self:
+        if self.weights and not sum(self.weights.values()):
+            raise wrong(f"`weights` of route `{self.name}` are all 0; give one version a share above 0")
+        return self
+
+
+Pools = Annotated[dict[Name, PoolSettings], Table]
+Routes = Annotated[tuple[RouteSettings, ...], Listing]

@@ -1,0 +1,58 @@
+"""The whole of ``extproc.yaml``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from extproc.config.schema.base import FilePath, Name, Section
+from extproc.config.schema.listen import Envoy, Listen
+from extproc.config.schema.operation import (
+    Decisions,
+    Health,
+    Index,
+    Limits,
+    Logging,
+    Removal,
+    Responses,
+    Scrape,
+)
+from extproc.config.schema.pools import Pools, Routes
+
+
+class Settings(Section):
+    """Everything is optional: without `extproc.yaml` pools come from the metadata of the clusters alone."""
+
+    pools: Pools = Field(default_factory=dict)
+    """Pool name: what is said of it beyond the metadata of its clusters."""
+    routes: Routes = ()
+    """Routes in order; the first that matches rules. Without one, a request goes to the pool that serves
+    its model."""
+    default_pool: Name | None = None
+    """Pool for requests that name no model; `null`: the only pool, where there is just one."""
+    listen: Listen = Listen()
+    """Sockets of extproc itself."""
+    envoy: Envoy = Envoy()
+    """Files shared with Envoy."""
+    limits: Limits = Limits()
+    """Bounds on what is held at once."""
+    scrape: Scrape = Scrape()
+    """Reading the engines' metrics."""
+    health: Health = Health()
+    """Keeping away from endpoints that fail."""
+    removal: Removal = Removal()
+    """Taking endpoints out while they serve."""
+    feedback: Literal["access_log", "stream"] = "access_log"
+    """How extproc learns that a request ended: Envoy's gRPC access log, or (behind gateways whose Envoy has
+    none for us) by keeping the ext_proc stream to its end."""
+    index: Index = Index()
+    """Memory of the engines' prefix caches."""
+    decisions: Decisions = Decisions()
+    """Records of decisions."""
+    responses: Responses = Responses()
+    """What clients are told."""
+    logging: Logging = Logging()
+    """extproc's own log."""
+    state_dir: FilePath = "state"  # type: ignore[assignment]
+    """Folder for what survives a restart (learnt rates, the installation's hash seed)."""
