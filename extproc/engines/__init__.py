@@ -1,1 +1,3 @@
-"""One adapter an engine: its metric names, health path, adapter and KV-event dialect. Add a file and a registry line."""
+"""One adapter an engine: its metric names, health path and connection habits. Add a file and a line in
+``registry``.
+"""
