@@ -1,0 +1,207 @@
+"""When and where in one step: a request comes in, a lease on an endpoint or a rejection comes out.
+
+Rules of this file:
+
+- the lease is opened in the same step as the choice, so that the next decision already sees it;
+- fallbacks are the next best endpoints, other machines than the first, never ones that health excludes unless all are;
+- a version is picked before the endpoint, sticky by session, by the weights of the route; a version with no usable
+  endpoint gives its share to the others;
+- strategies keep state, so they live as long as their configuration does not change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from extproc.api.request import InferenceRequest
+from extproc.fleet.endpoint import Endpoint
+from extproc.fleet.fleet import Fleet
+from extproc.fleet.model_stats import ModelStats
+from extproc.kvcache.view import CacheView, Look
+from extproc.ledger import Lease, Ledger
+from extproc.routing.match import Match, Router
+from extproc.routing.pool import Pool
+from extproc.routing.rejection import Rejection, no_capacity
+from extproc.routing.route import Route
+from extproc.routing.tenant import ANONYMOUS, Tenant
+from extproc.scheduling.eligible import eligible
+from extproc.scheduling.registry import build
+from extproc.scheduling.strategy import Candidate, Choice, Query, Strategy
+
+
+@dataclass(slots=True)
+class Decision:
+    """Where a request goes: ``choices`` best first, the first is the lease's endpoint, the next are the fallbacks."""
+
+    lease: Lease
+    pool: Pool
+    route: Route | None
+    choices: list[Choice]
+    splice: str | None
+    """Model name to put into the body, if it must change."""
+
+
+@dataclass(slots=True)
+class Considered:
+    """Everything one decision looked at, for the decision record. Kept by reference: rendering is for who asks."""
+
+    request: InferenceRequest
+    tenant: Tenant
+    match: Match
+    strategy: str
+    terms: tuple[str, ...]
+    query: Query
+    ranked: Sequence[Choice]
+    removed: Sequence[tuple[Endpoint, str]]
+    decision: Decision | None
+    rejection: Rejection | None = None
+
+
+class Dispatcher:
+    """The decision core. Sans-IO: production and replay feed it requests and ``now`` (monotonic seconds)."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        view: CacheView,
+        models: ModelStats,
+        rng: random.Random,
+        on_considered: Callable[[Considered, float], None] | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.ledger = ledger
+        self.view = view
+        self.models = models
+        self.on_considered = on_considered
+        self._rng = rng
+        self._router = Router({}, (), None)
+        self._strategies: dict[tuple[str, str, str], Strategy] = {}
+        self._tick = 0
+
+    def install(self, router: Router) -> None:
+        """Take over a new routing configuration; strategies whose configuration is unchanged keep their state."""
+        wanted: dict[tuple[str, str, str], Strategy] = {}
+        for pool in router.pools.values():
+            for route in (None, *(route for route in router.routes if route.pool == pool.name)):
+                key, name, options = _strategy_of(pool, route)
+                wanted[key] = self._strategies.get(key) or build(name, options, self._rng)
+        self._strategies = wanted
+        self._router = router
+
+    def decide(self, request: InferenceRequest, now: float, tenant: Tenant = ANONYMOUS) -> Decision | Rejection:
+        """Match, choose, open the lease. No waiting: a full pool gives its least costly endpoint."""
+        match = self._router.match(request, tenant)
+        if isinstance(match, Rejection):
+            return match
+        pool = match.pool
+        model = match.splice or request.model or ""
+        version = self._pick_version(match.route, request) if match.route and match.route.weights else None
+        usable, removed = eligible(self.fleet.pool(pool.name), now, version=version, adapter=match.adapter or "")
+        key, name, _ = _strategy_of(pool, match.route)
+        strategy = self._strategies[key]
+        look = self.view.look(request.prompt, model=pool.models[0] if pool.models else model,
+                              adapter=match.adapter or "", salt=request.cache_salt)
+        query = self._query(request, model, match.adapter or "", look)
+        if not usable:
+            why = ", ".join(sorted({word for _, word in removed})) or "none is configured"
+            rejection = no_capacity(pool.name, why)
+            self._report(request, tenant, match, name, strategy, query, [], removed, None, rejection, now)
+            return rejection
+        candidates = self._candidates(usable, look, query.prompt_tokens)
+        ranked = strategy.rank(query, candidates, now)
+        first = ranked[0]
+        chosen = [first, *_others(ranked, pool.fallbacks)]
+        self._tick += 1
+        first.endpoint.tick = self._tick
+        lease = Lease(
+            request.id,
+            first.endpoint,
+            now,
+            pool=pool.name,
+            version=first.endpoint.spec.version,
+            model=model,
+            tenant=tenant.name,
+            route=match.route.name if match.route else "",
+            api=request.api,
+            stream=request.stream,
+            prompt_bytes=request.prompt.size,
+            prompt_tokens=query.prompt_tokens,
+            uncached_tokens=max(query.prompt_tokens - first.matched_tokens, 0),
+            output_tokens=query.output_tokens,
+            fallbacks=tuple(choice.endpoint for choice in chosen[1:]),
+            look=look,
+        )
+        decision = Decision(lease, pool, match.route, chosen, match.splice)
+        self._report(request, tenant, match, name, strategy, query, ranked, removed, decision, None, now)
+        self.ledger.open(lease, now)
+        return decision
+
+    def _query(self, request: InferenceRequest, model: str, adapter: str, look: Look | None) -> Query:
+        return Query(
+            request.id,
+            model=model,
+            prompt_tokens=self.models.prompt_tokens(model, request.prompt),
+            output_tokens=self.models.output_tokens(model, request.max_tokens) if request.api.generates else 0,
+            stream=request.stream,
+            affinity_key=request.session or request.user or (look.affinity if look is not None else ""),
+            adapter=adapter,
+        )
+
+    def _candidates(self, usable: Sequence[Endpoint], look: Look | None, prompt_tokens: int) -> list[Candidate]:
+        if look is None:
+            return [Candidate(endpoint) for endpoint in usable]
+        held = self.view.held_by_all(usable, look)
+        return [
+            Candidate(endpoint, min(tokens, prompt_tokens)) for endpoint, tokens in zip(usable, held, strict=True)
+        ]
+
+    def _pick_version(self, route: Route, request: InferenceRequest) -> str:
+        names = sorted(route.weights)
+        total = sum(route.weights.values())
+        key = request.session or request.user or request.id
+        point = xxhash.xxh3_64_intdigest(f"{route.name}\0{key}") / 2**64 * total
+        for name in names:
+            point -= route.weights[name]
+            if point < 0:
+                return name
+        return names[-1]
+
+    def _report(
+        self,
+        request: InferenceRequest,
+        tenant: Tenant,
+        match: Match,
+        name: str,
+        strategy: Strategy,
+        query: Query,
+        ranked: Sequence[Choice],
+        removed: Sequence[tuple[Endpoint, str]],
+        decision: Decision | None,
+        rejection: Rejection | None,
+        now: float,
+    ) -> None:
+        if self.on_considered is not None:
+            self.on_considered(
+                Considered(
+                    request, tenant, match, name, strategy.terms, query, ranked, removed, decision, rejection
+                ),
+                now,
+            )
+
+
+def _others(ranked: Sequence[Choice], count: int) -> list[Choice]:
+    first = ranked[0].endpoint
+    return [choice for choice in ranked[1:] if choice.endpoint is not first][:count]
+
+
+def _strategy_of(pool: Pool, route: Route | None) -> tuple[tuple[str, str, str], str, Mapping[str, object]]:
+    if route is not None and route.strategy is not None:
+        name, options = route.strategy, route.strategy_options
+        return (f"route {route.name}", name, repr(sorted(options.items()))), name, options
+    name, options = pool.strategy, pool.strategy_options
+    return (f"pool {pool.name}", name, repr(sorted(options.items()))), name, options

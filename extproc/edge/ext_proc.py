@@ -1,0 +1,229 @@
+"""The ext_proc service: reads a request once, asks for a decision, answers, and leaves.
+
+Each stream is an :class:`~extproc.edge.exchange.Exchange`; this file only pumps. Accounting sits in ``finally``: a client
+that leaves while it waits here reaches no engine, and whatever was opened for it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ep_grpc
+
+from extproc.admission.dispatcher import Decision
+from extproc.api.encodings import DecodeError, decode
+from extproc.api.parse import BadRequest, parse
+from extproc.api.paths import classify
+from extproc.api.request import Dialect, InferenceRequest, RequestHead
+from extproc.edge import answers
+from extproc.edge.exchange import Exchange, State
+from extproc.edge.stream_feedback import StreamFeedback
+from extproc.ledger import Ledger
+from extproc.routing.rejection import Rejection, internal
+
+log = logging.getLogger(__name__)
+
+_OFF_LOOP_BYTES = 1 << 20
+"""Bodies from this size on are parsed in a thread: a megabyte takes about half a millisecond, odd JSON much longer."""
+
+
+@dataclass(slots=True, frozen=True)
+class StreamLimits:
+    """Bounds of what is held at once; beyond them requests are refused at once."""
+
+    max_streams: int = 20_000
+    max_buffered_bytes: int = 1 << 30
+    max_plain_bytes: int = 256 << 20
+    """Bytes that one compressed body may decode to."""
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """Gauges and running totals, read by the metrics."""
+
+    in_flight: int = 0
+    buffered_bytes: int = 0
+    total: int = 0
+    messages: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
+    """One instance serves all streams. ``decide`` may wait (a queue); ``reply`` answers what we serve ourselves."""
+
+    def __init__(
+        self,
+        *,
+        decide: Callable[[InferenceRequest], Awaitable[Decision | Rejection]],
+        reply: Callable[[RequestHead], ep.ProcessingResponse | None],
+        on_rejected: Callable[[InferenceRequest | None, Rejection], None],
+        ledger: Ledger,
+        answers: answers.Answers,
+        limits: StreamLimits,
+        feedback_by_stream: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = StreamCounts()
+        self.limits = limits
+        self._decide = decide
+        self._reply = reply
+        self._on_rejected = on_rejected
+        self._ledger = ledger
+        self._answers = answers
+        self._stay = feedback_by_stream
+        self._clock = clock
+
+    async def Process(  # noqa: N802 - name given by the service
+        self,
+        _requests: object,
+        context: grpc.aio.ServicerContext[ep.ProcessingRequest, ep.ProcessingResponse],
+    ) -> None:
+        """One request of a client. Returning ends the stream; Envoy then goes on by itself."""
+        counts = self.counts
+        counts.in_flight += 1
+        counts.total += 1
+        exchange = Exchange(stay=self._stay, new_id=lambda: str(uuid.uuid4()))
+        visit = _Visit(exchange)
+        try:
+            await self._pump(exchange, visit, context)
+        except asyncio.CancelledError:
+            counts.cancelled += 1
+            raise
+        except Exception:
+            counts.failed += 1
+            log.exception("ext_proc stream failed", extra={"request_id": exchange.head.id if exchange.head else ""})
+            if exchange.state is not State.PASSING:
+                await context.write(self._refused(None, internal(), _dialect(exchange.head)))
+        finally:
+            counts.in_flight -= 1
+            counts.buffered_bytes -= visit.held
+            now = self._clock()
+            if visit.feedback is not None:
+                visit.feedback.finish(now)
+            elif visit.lease_id and not visit.answered:
+                self._ledger.drop(visit.lease_id, now)
+
+    async def _pump(
+        self,
+        exchange: Exchange,
+        visit: _Visit,
+        context: grpc.aio.ServicerContext[ep.ProcessingRequest, ep.ProcessingResponse],
+    ) -> None:
+        counts = self.counts
+        while True:
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                return
+            counts.messages += 1
+            if exchange.state is State.HEADERS and counts.in_flight > self.limits.max_streams:
+                await context.write(self._refused(None, _overloaded("too many requests are being read"), None))
+                return
+            if visit.feedback is not None:
+                visit.feedback.message(message, self._clock())
+            for out in exchange.receive(message):
+                await context.write(out)
+            if exchange.state is State.BODY and not visit.looked:
+                # A head alone may settle it: what we answer ourselves, and bodies that nobody would take.
+                visit.looked = True
+            if exchange.state in (State.BODY, State.DECIDING):
+                self._account(exchange, visit)
+                if counts.buffered_bytes > self.limits.max_buffered_bytes:
+                    await context.write(self._refused(None, _overloaded("too many bytes are being read"), None))
+                    return
+            if exchange.state is State.DECIDING:
+                for out in await self._answer(exchange, visit):
+                    await context.write(out)
+                visit.answered = True
+                self._release(visit)
+            if exchange.state is State.DONE:
+                return
+
+    async def _answer(self, exchange: Exchange, visit: _Visit) -> list[ep.ProcessingResponse]:
+        head = exchange.head
+        assert head is not None
+        own = self._reply(head)
+        if own is not None:
+            return exchange.refuse(own)
+        request: InferenceRequest | None = None
+        try:
+            request = await _read(head, exchange.body, self.limits.max_plain_bytes)
+            decided = await self._decide(request)
+        except BadRequest as error:
+            decided = error.rejection
+        if isinstance(decided, Rejection):
+            dialect = request.dialect if request is not None else _dialect(head)
+            return exchange.refuse(self._refused(request, decided, dialect))
+        assert request is not None
+        visit.lease_id = decided.lease.id
+        if self._stay:
+            visit.feedback = StreamFeedback(self._ledger, decided.lease, self._clock())
+        mutation, metadata = self._answers.decision(decided)
+        body = None
+        if exchange.body is not None:
+            body = answers.spliced(decided, exchange.body, request.plain, request.model_span)
+        if body is not None:
+            mutation = answers.with_body(mutation, body, was_encoded=request.plain is not None)
+        exchange.body = exchange.body if body is None or exchange.body is None else body
+        return exchange.answer(mutation, metadata, body)
+
+    def _refused(
+        self, request: InferenceRequest | None, rejection: Rejection, dialect: Dialect | None
+    ) -> ep.ProcessingResponse:
+        self._on_rejected(request, rejection)
+        return answers.rejection(rejection, dialect or Dialect.OPENAI)
+
+    def _account(self, exchange: Exchange, visit: _Visit) -> None:
+        held = exchange.held_bytes
+        self.counts.buffered_bytes += held - visit.held
+        visit.held = held
+
+    def _release(self, visit: _Visit) -> None:
+        self.counts.buffered_bytes -= visit.held
+        visit.held = 0
+
+
+class _Visit:
+    """What one stream has open with us."""
+
+    __slots__ = ("answered", "exchange", "feedback", "held", "lease_id", "looked")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.held = 0
+        self.lease_id = ""
+        self.answered = False
+        self.looked = False
+        self.feedback: StreamFeedback | None = None
+
+
+async def _read(head: RequestHead, body: bytes | None, limit: int) -> InferenceRequest:
+    encoding = head.headers.get("content-encoding", "")
+    plain = None
+    if body and encoding and encoding != "identity":
+        try:
+            plain = await asyncio.to_thread(decode, body, encoding, limit)
+        except DecodeError as error:
+            # The engine may know an encoding that we do not; without the text the headers must do.
+            log.info("body not decoded", extra={"request_id": head.id, "reason": str(error)})
+            return parse(head, None)
+    if len(plain or body or b"") >= _OFF_LOOP_BYTES:
+        return await asyncio.to_thread(parse, head, body, plain)
+    return parse(head, body, plain)
+
+
+def _dialect(head: RequestHead | None) -> Dialect:
+    return classify(head.method, head.path)[1] if head is not None else Dialect.OPENAI
+
+
+def _overloaded(why: str) -> Rejection:
+    return Rejection(
+        429, "rate_limit_error", "overloaded", f"The gateway is saturated: {why}.", "saturated", retry_after_s=1.0
+    )
