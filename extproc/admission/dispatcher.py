@@ -39,7 +39,7 @@ class Decision:
 
     lease: Lease
     pool: Pool
-    route: Route | None
+    route: Route
     choices: list[Choice]
     splice: str | None
     """Model name to put into the body, if it must change."""
@@ -79,7 +79,7 @@ class Dispatcher:
         self.models = models
         self.on_considered = on_considered
         self._rng = rng
-        self._router = Router({}, (), None)
+        self._router = Router({})
         self._strategies: dict[tuple[str, str, str], Strategy] = {}
         self._tick = 0
 
@@ -89,7 +89,8 @@ class Dispatcher:
         for pool in router.pools.values():
             for route in (None, *(route for route in router.routes if route.pool == pool.name)):
                 key, name, options = _strategy_of(pool, route)
-                wanted[key] = self._strategies.get(key) or build(name, options, self._rng)
+                if key not in wanted:
+                    wanted[key] = self._strategies.get(key) or build(name, options, self._rng)
         self._strategies = wanted
         self._router = router
 
@@ -100,19 +101,24 @@ class Dispatcher:
             return match
         pool = match.pool
         model = match.splice or request.model or ""
-        version = self._pick_version(match.route, request) if match.route and match.route.weights else None
+        version = _pick_version(match.route, request) if match.route.weights else None
         usable, removed = eligible(self.fleet.pool(pool.name), now, version=version, adapter=match.adapter or "")
         key, name, _ = _strategy_of(pool, match.route)
         strategy = self._strategies[key]
-        look = self.view.look(request.prompt, model=pool.models[0] if pool.models else model,
-                              adapter=match.adapter or "", salt=request.cache_salt)
+        look = self.view.look(
+            request.prompt,
+            pool.models[0] if pool.models else model,
+            adapter=match.adapter or "",
+            cache_salt=request.cache_salt,
+        )
         query = self._query(request, model, match.adapter or "", look)
         if not usable:
             why = ", ".join(sorted({word for _, word in removed})) or "none is configured"
             rejection = no_capacity(pool.name, why)
             self._report(request, tenant, match, name, strategy, query, [], removed, None, rejection, now)
             return rejection
-        candidates = self._candidates(usable, look, query.prompt_tokens)
+        held = self.view.match(look)
+        candidates = [Candidate(endpoint, held.get(endpoint.slot, 0)) for endpoint in usable]
         ranked = strategy.rank(query, candidates, now)
         first = ranked[0]
         chosen = [first, *_others(ranked, pool.fallbacks)]
@@ -126,7 +132,7 @@ class Dispatcher:
             version=first.endpoint.spec.version,
             model=model,
             tenant=tenant.name,
-            route=match.route.name if match.route else "",
+            route=match.route.name,
             api=request.api,
             stream=request.stream,
             prompt_bytes=request.prompt.size,
@@ -141,35 +147,16 @@ class Dispatcher:
         self.ledger.open(lease, now)
         return decision
 
-    def _query(self, request: InferenceRequest, model: str, adapter: str, look: Look | None) -> Query:
+    def _query(self, request: InferenceRequest, model: str, adapter: str, look: Look) -> Query:
         return Query(
             request.id,
             model=model,
-            prompt_tokens=self.models.prompt_tokens(model, request.prompt),
+            prompt_tokens=look.prompt_tokens,
             output_tokens=self.models.output_tokens(model, request.max_tokens) if request.api.generates else 0,
             stream=request.stream,
-            affinity_key=request.session or request.user or (look.affinity if look is not None else ""),
+            affinity_key=request.session or request.user or (f"{look.hashes[0]:x}" if look.hashes else ""),
             adapter=adapter,
         )
-
-    def _candidates(self, usable: Sequence[Endpoint], look: Look | None, prompt_tokens: int) -> list[Candidate]:
-        if look is None:
-            return [Candidate(endpoint) for endpoint in usable]
-        held = self.view.held_by_all(usable, look)
-        return [
-            Candidate(endpoint, min(tokens, prompt_tokens)) for endpoint, tokens in zip(usable, held, strict=True)
-        ]
-
-    def _pick_version(self, route: Route, request: InferenceRequest) -> str:
-        names = sorted(route.weights)
-        total = sum(route.weights.values())
-        key = request.session or request.user or request.id
-        point = xxhash.xxh3_64_intdigest(f"{route.name}\0{key}") / 2**64 * total
-        for name in names:
-            point -= route.weights[name]
-            if point < 0:
-                return name
-        return names[-1]
 
     def _report(
         self,
@@ -192,6 +179,18 @@ class Dispatcher:
                 ),
                 now,
             )
+
+
+def _pick_version(route: Route, request: InferenceRequest) -> str:
+    names = sorted(route.weights)
+    total = sum(route.weights.values())
+    key = request.session or request.user or request.id
+    point = xxhash.xxh3_64_intdigest(f"{route.name}\0{key}") / 2**64 * total
+    for name in names:
+        point -= route.weights[name]
+        if point < 0:
+            return name
+    return names[-1]
 
 
 def _others(ranked: Sequence[Choice], count: int) -> list[Choice]:

@@ -38,7 +38,6 @@ class Answers:
         endpoints = [choice.endpoint for choice in decision.choices]
         key = (decision.pool.name, *(id(endpoint.spec) for endpoint in endpoints))
         known = self._known.get(key)
-        # The specs are compared too: an id may be reused after a reload.
         if known is None:
             known = (_mutation(endpoints), self._metadata(decision, endpoints))
             self._known[key] = known
@@ -51,7 +50,7 @@ class Answers:
         return mutation, metadata
 
     def forget(self) -> None:
-        """Endpoints changed: drop what was built from them."""
+        """Endpoints changed: drop what was built from them (keys are object ids, which may be used again)."""
         self._known.clear()
 
     def _metadata(self, decision: Decision, endpoints: Sequence[Endpoint]) -> ep.ProcessingResponse:

@@ -91,7 +91,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         counts.in_flight += 1
         counts.total += 1
         exchange = Exchange(stay=self._stay, new_id=lambda: str(uuid.uuid4()))
-        visit = _Visit(exchange)
+        visit = _Visit()
         try:
             await self._pump(exchange, visit, context)
         except asyncio.CancelledError:
@@ -130,9 +130,6 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                 visit.feedback.message(message, self._clock())
             for out in exchange.receive(message):
                 await context.write(out)
-            if exchange.state is State.BODY and not visit.looked:
-                # A head alone may settle it: what we answer ourselves, and bodies that nobody would take.
-                visit.looked = True
             if exchange.state in (State.BODY, State.DECIDING):
                 self._account(exchange, visit)
                 if counts.buffered_bytes > self.limits.max_buffered_bytes:
@@ -193,14 +190,12 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
 class _Visit:
     """What one stream has open with us."""
 
-    __slots__ = ("answered", "exchange", "feedback", "held", "lease_id", "looked")
+    __slots__ = ("answered", "feedback", "held", "lease_id")
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self) -> None:
         self.held = 0
         self.lease_id = ""
         self.answered = False
-        self.looked = False
         self.feedback: StreamFeedback | None = None
 
 
