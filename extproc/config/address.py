@@ -51,7 +51,7 @@ def parse_address(text: str) -> Address:
         if path.startswith("//"):
             path = path[2:]
         if not path:
-            raise ValueError("the socket's path is missing; write `unix:run/extproc.sock`")
+            raise ValueError("the socket's path is missing; write `unix:envoy/live/extproc.sock`")
         return Address(path=path)
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):

@@ -76,7 +76,7 @@ class Document:
 
     file: str
     data: dict[str, Any]
-    lines: LineNode
+    lines: LineNode = field(default_factory=lambda: LineNode(1))
 
     def line(self, path: NodePath) -> int:
         """Line, from 1, of the node at ``path`` (keys and list positions), or of its nearest ancestor."""

@@ -61,10 +61,11 @@ class Router:
             default_pool = next(iter(self.pools))
         self.default_pool = default_pool if default_pool in self.pools else None
         self._served = {name: _served_names(pool) for name, pool in self.pools.items()}
-        self._pool_of: dict[str, str] = {}
-        for name, served in self._served.items():
-            for model in served:
-                self._pool_of.setdefault(model, name)
+        self.pool_of_model: dict[str, str] = {}
+        """Client-facing name -> pool; where several pools serve it, the default pool or else the first."""
+        for name in sorted(self.pools, key=lambda name: name != self.default_pool):
+            for model in self._served[name]:
+                self.pool_of_model.setdefault(model, name)
 
     def match(
         self, request: InferenceRequest, tenant: Tenant, adapters: Mapping[str, str] | None = None
@@ -85,7 +86,7 @@ class Router:
                 return found
         if request.model is None:
             return self._default(request)
-        name = self._pool_of.get(request.model) or learnt.get(request.model)
+        name = self.pool_of_model.get(request.model) or learnt.get(request.model)
         if name is None and self.default_pool is not None and self._takes_any(self.default_pool):
             name = self.default_pool
         if name is None or name not in self.pools:

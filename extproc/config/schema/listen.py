@@ -24,7 +24,7 @@ class GrpcTls(Section):
 class Listen(Section):
     """Sockets of extproc itself. Clients never talk to them: Envoy does, and operators."""
 
-    grpc: AddressText = "unix:run/extproc.sock"
+    grpc: AddressText = "unix:envoy/live/extproc.sock"
     """ext_proc, access log and health service for Envoy: `unix:PATH` or `HOST:PORT`."""
     grpc_allow_remote: bool = False
     """Explicit word that `grpc` may be reachable from other machines without mutual TLS."""

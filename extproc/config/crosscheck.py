@@ -1,0 +1,203 @@
+"""Do settings and clusters fit each other? One function a question; each yields problems at the settings'
+lines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+
+from extproc.config.address import parse_address
+from extproc.config.clusters import Clusters
+from extproc.config.problem import Problem
+from extproc.config.schema import Settings
+from extproc.config.schema.pools import RouteSettings
+from extproc.config.validation import did_you_mean
+from extproc.config.yaml_source import Document, NodePath
+from extproc.routing.pool import Pool
+from extproc.scheduling import registry
+
+
+def crosscheck(
+    settings: Settings, clusters: Clusters, pools: Mapping[str, Pool], document: Document
+) -> list[Problem]:
+    """Everything that does not fit, warnings included."""
+    return [
+        *_pools(settings, clusters, pools, document),
+        *_ambiguous_models(settings, pools, document),
+        *_routes(settings, clusters, pools, document),
+        *_strategies(settings, document),
+        *_sockets(settings, document),
+    ]
+
+
+def _listed(names: Mapping[str, object] | list[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "none"
+
+
+def _pools(
+    settings: Settings, clusters: Clusters, pools: Mapping[str, Pool], document: Document
+) -> Iterator[Problem]:
+    inhabited = {spec.pool for spec in clusters.endpoints}
+    for name in settings.pools:
+        at: NodePath = ("pools", name)
+        if name not in inhabited:
+            hint = did_you_mean(name, inhabited)
+            yield document.problem(
+                at,
+                f"no cluster names pool `{name}` in its metadata, so it has no endpoints{hint}",
+                fatal=False,
+            )
+        pool = pools[name]
+        for alias, target in pool.aliases.items():
+            if alias in pool.models or alias in pool.adapters:
+                yield document.problem(
+                    (*at, "aliases", alias),
+                    f"alias `{alias}` is also a model or adapter of pool `{name}`; remove one of them",
+                )
+            elif pool.models and target not in pool.models and target not in pool.adapters:
+                yield document.problem(
+                    (*at, "aliases", alias),
+                    f"alias `{alias}` stands for `{target}`, which pool `{name}` does not serve unless "
+                    f"an engine reports an adapter of that name{did_you_mean(target, pool.models)}",
+                    fatal=False,
+                )
+    if settings.default_pool is not None and settings.default_pool not in pools:
+        yield document.problem(
+            ("default_pool",),
+            f"there is no pool `{settings.default_pool}`{did_you_mean(settings.default_pool, pools)}; "
+            f"pools: {_listed(list(pools))}",
+        )
+
+
+def _ambiguous_models(settings: Settings, pools: Mapping[str, Pool], document: Document) -> Iterator[Problem]:
+    """The same name in two pools is fine where something says which of them answers a plain request for
+    it."""
+    owners: dict[str, list[str]] = {}
+    for name, pool in pools.items():
+        for model in {*pool.models, *pool.adapters, *pool.aliases}:
+            owners.setdefault(model, []).append(name)
+    for model, names in sorted(owners.items()):
+        if len(names) < 2 or settings.default_pool in names or _routed(model, settings):
+            continue
+        declared = next((name for name in reversed(names) if name in settings.pools), None)
+        yield document.problem(
+            ("pools", declared) if declared is not None else ("routes",),
+            f"model `{model}` is served by pools {' and '.join(f'`{name}`' for name in names)}, and "
+            f"no route says which of them answers: add a route with `match: {{model: {model}}}` and a pool, "
+            "or set `default_pool` to one of them, or make them versions of one pool",
+        )
+
+
+def _routed(model: str, settings: Settings) -> bool:
+    return any(
+        not route.match.header
+        and not route.match.path
+        and (not route.match.model or model in route.match.model)
+        for route in settings.routes
+    )
+
+
+def _routes(
+    settings: Settings, clusters: Clusters, pools: Mapping[str, Pool], document: Document
+) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for position, route in enumerate(settings.routes):
+        at: NodePath = ("routes", position)
+        if route.name in seen:
+            first = document.line(("routes", seen[route.name]))
+            yield document.problem(
+                (*at, "name"), f"route `{route.name}` exists already on line {first}; choose another name"
+            )
+        seen.setdefault(route.name, position)
+        if route.rate_limit is not None:
+            yield document.problem(
+                (*at, "rate_limit"),
+                f"`rate_limit` of route `{route.name}` is read but not enforced yet",
+                fatal=False,
+            )
+        if route.pool not in pools:
+            yield document.problem(
+                (*at, "pool"),
+                f"route `{route.name}` names pool `{route.pool}`, which does not exist"
+                f"{did_you_mean(route.pool, pools)}; pools: {_listed(list(pools))}",
+            )
+            continue
+        yield from _route_models(route, pools[route.pool], at, document)
+        yield from _route_weights(route, clusters, at, document)
+
+
+def _route_models(route: RouteSettings, pool: Pool, at: NodePath, document: Document) -> Iterator[Problem]:
+    known = {*pool.models, *pool.adapters, *pool.aliases}
+    if not pool.models:
+        return
+    if route.model is not None and route.model not in known:
+        yield document.problem(
+            (*at, "model"),
+            f"route `{route.name}` puts in model `{route.model}`, which pool `{pool.name}` does not "
+            f"serve unless an engine reports an adapter of that name{did_you_mean(route.model, known)}",
+            fatal=False,
+        )
+    strangers = [model for model in route.match.model if model not in known] if route.model is None else []
+    for model in strangers:
+        yield document.problem(
+            (*at, "match", "model"),
+            f"route `{route.name}` matches model `{model}`, which pool `{pool.name}` does not serve, so such "
+            "requests get a 404 unless an engine reports an adapter of that name"
+            f"{did_you_mean(model, known)}; add an alias to the pool, or `model:` to the route",
+            fatal=False,
+        )
+
+
+def _route_weights(
+    route: RouteSettings, clusters: Clusters, at: NodePath, document: Document
+) -> Iterator[Problem]:
+    versions = sorted({spec.version for spec in clusters.endpoints if spec.pool == route.pool})
+    if not versions:
+        return
+    for version, weight in route.weights.items():
+        if weight and version not in versions:
+            named = [name for name in versions if name]
+            yield document.problem(
+                (*at, "weights", version),
+                f"route `{route.name}` gives weight to version `{version}`, which no cluster of pool "
+                f"`{route.pool}` names in its metadata{did_you_mean(version, named)}; "
+                f"versions: {_listed(named)}",
+            )
+
+
+def _strategies(settings: Settings, document: Document) -> Iterator[Problem]:
+    places: list[tuple[NodePath, str, Mapping[str, object]]] = [
+        (("pools", name), pool.strategy, pool.options) for name, pool in settings.pools.items()
+    ]
+    for position, route in enumerate(settings.routes):
+        if route.strategy is not None:
+            places.append((("routes", position), route.strategy, route.options))
+        elif route.options:
+            yield document.problem(
+                ("routes", position, "options"),
+                f"route `{route.name}` has `options` but no `strategy` that they are for; add `strategy:`",
+            )
+    for at, name, options in places:
+        if name not in registry.NAMES:
+            yield document.problem(
+                (*at, "strategy"),
+                f"unknown strategy `{name}`{did_you_mean(name, registry.NAMES)}; "
+                f"strategies: {_listed(sorted(registry.NAMES))}",
+            )
+            continue
+        try:
+            registry.build(name, options, random.Random(0))
+        except ValueError as error:
+            yield document.problem((*at, "options"), str(error))
+
+
+def _sockets(settings: Settings, document: Document) -> Iterator[Problem]:
+    listen = settings.listen
+    if not parse_address(listen.admin).is_local and listen.admin_token_file is None:
+        yield document.problem(
+            ("listen", "admin"),
+            f"`admin: {listen.admin}` can be reached from other machines, so requests that change something "
+            "are refused; add `admin_token_file` to allow them with a token",
+            fatal=False,
+        )

@@ -1,0 +1,120 @@
+"""One whole, consistent configuration. A reload builds a new one and swaps a single reference; nothing in
+it changes.
+
+What must survive a reload (leases, learnt rates, indexes) lives elsewhere, keyed by stable identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from extproc.config.clusters import Clusters
+from extproc.config.crosscheck import crosscheck
+from extproc.config.problem import ConfigError, Problem
+from extproc.config.schema import Settings
+from extproc.config.schema.pools import PoolSettings, RouteSettings
+from extproc.config.yaml_source import Document
+from extproc.routing.match import Router
+from extproc.routing.pool import Pool
+from extproc.routing.route import Route, RouteMatch
+
+
+@dataclass(slots=True, frozen=True)
+class Snapshot:
+    """Settings and clusters, checked against each other."""
+
+    generation: int
+    """Counts from 1; grows with every configuration taken."""
+    settings: Settings
+    pools: Mapping[str, Pool]
+    """Pools declared in ``extproc.yaml`` and those that clusters name, merged."""
+    routes: tuple[Route, ...]
+    clusters: Clusters
+    default_pool: str | None
+    """Pool of requests that name no model: the configured one, or the only one."""
+    router: Router
+    warnings: tuple[Problem, ...] = ()
+    """What is odd but usable."""
+
+    @property
+    def pool_of_model(self) -> Mapping[str, str]:
+        """Every configured client-facing model name (models, adapters, aliases) -> pool."""
+        return self.router.pool_of_model
+
+    def model_names(self) -> list[tuple[str, str]]:
+        """Client-facing model ids with their pools, for /v1/models. Names that only a route knows are among
+        them; adapters learnt from the engines are not."""
+        names = dict(self.pool_of_model)
+        for route in self.routes:
+            if route.model is not None and not route.match.headers and not route.match.path_prefix:
+                for model in sorted(route.match.models):
+                    names.setdefault(model, route.pool)
+        return list(names.items())
+
+
+def build(
+    settings: Settings, clusters: Clusters, generation: int = 1, *, document: Document | None = None
+) -> Snapshot:
+    """Merge and check. ``document`` is where ``settings`` came from, for the lines of problems.
+
+    Raises:
+        ConfigError: when the two do not fit each other; warnings are among its problems.
+    """
+    document = document if document is not None else Document("extproc.yaml", {})
+    pools = _pools(settings, clusters)
+    problems = crosscheck(settings, clusters, pools, document)
+    if any(problem.fatal for problem in problems):
+        raise ConfigError([*problems, *clusters.warnings])
+    routes = tuple(_route(route) for route in settings.routes)
+    router = Router(pools, routes, settings.default_pool)
+    return Snapshot(
+        generation=generation,
+        settings=settings,
+        pools=MappingProxyType(pools),
+        routes=routes,
+        clusters=clusters,
+        default_pool=router.default_pool,
+        router=router,
+        warnings=tuple(sorted([*problems, *clusters.warnings])),
+    )
+
+
+def _pools(settings: Settings, clusters: Clusters) -> dict[str, Pool]:
+    served: dict[str, dict[str, None]] = {name: {} for name in settings.pools}
+    for spec in clusters.endpoints:
+        served.setdefault(spec.pool, {}).update(dict.fromkeys(spec.models))
+    return {
+        name: _pool(name, settings.pools.get(name) or PoolSettings(), list(models))
+        for name, models in served.items()
+    }
+
+
+def _pool(name: str, said: PoolSettings, models: list[str]) -> Pool:
+    return Pool(
+        name=name,
+        models=tuple(dict.fromkeys([*said.models, *models])),
+        aliases=MappingProxyType(dict(said.aliases)),
+        adapters=said.adapters,
+        strategy=said.strategy,
+        strategy_options=MappingProxyType(dict(said.options)),
+        prefill_rate=said.prefill_tokens_per_second,
+        fallbacks=said.fallbacks,
+    )
+
+
+def _route(said: RouteSettings) -> Route:
+    return Route(
+        name=said.name,
+        match=RouteMatch(
+            models=frozenset(said.match.model),
+            headers=MappingProxyType({name.lower(): value for name, value in said.match.header.items()}),
+            path_prefix=said.match.path,
+        ),
+        pool=said.pool,
+        strategy=said.strategy,
+        strategy_options=MappingProxyType(dict(said.options)),
+        weights=MappingProxyType(dict(said.weights)),
+        model=said.model,
+    )
