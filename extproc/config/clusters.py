@@ -5,7 +5,8 @@ Rules of this file:
 - a cluster is ours when its ``metadata.filter_metadata.extproc`` (or that of one of its endpoints) names a
   pool; others go to Envoy as they are;
 - the list may stand under ``resources:`` (a DiscoveryResponse), ``clusters:``, or
-  ``static_resources.clusters`` (a bootstrap: Envoy has these already, so they are not published and cannot be completed);
+  ``static_resources.clusters`` (a bootstrap: Envoy has these already, so they are not published and
+  cannot be completed);
 - STATIC and EDS endpoints have IP addresses. A DNS name of a STRICT_DNS cluster stands for as many endpoints
   as it has addresses; whoever resolves it gives them to :meth:`Clusters.expand`. LOGICAL_DNS stands for one;
 - ``listed`` endpoints are those Envoy must be told by ``ip:port``: every endpoint with a known address of a
@@ -318,8 +319,8 @@ class _Reading:
                 self.report(
                     path,
                     f"no idle_timeout for `{item.get('name')}`: Envoy's is an hour, and the engine closes "
-                    f"idle connections after {settings.keep_alive_s:g} s; write common_http_protocol_options: "
-                    f"{{idle_timeout: {settings.keep_alive_s * 0.8:g}s}}",
+                    f"idle connections after {settings.keep_alive_s:g} s; write "
+                    f"common_http_protocol_options: {{idle_timeout: {settings.keep_alive_s * 0.8:g}s}}",
                 )
             return
         seconds = float(str(value).rstrip("s"))
@@ -327,8 +328,8 @@ class _Reading:
             self.report(
                 where,
                 f"idle_timeout {value} is not below the engine's keep-alive ({settings.keep_alive_s:g} s): "
-                f"requests would be lost; write {settings.keep_alive_s * 0.8:g}s, or `keep_alive_s` in the extproc "
-                "metadata if the engine keeps connections longer",
+                f"requests would be lost; write {settings.keep_alive_s * 0.8:g}s, or `keep_alive_s` in the "
+                "extproc metadata if the engine keeps connections longer",
             )
 
 
