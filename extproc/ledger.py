@@ -151,7 +151,9 @@ class Ledger:
             if event.request_id in self._closed:
                 self.counts.late += 1
             elif endpoint is not None:
-                adopted = Lease(event.request_id, endpoint, now, pool=endpoint.spec.pool, adopted=True, started=True)
+                adopted = Lease(
+                    event.request_id, endpoint, now, pool=endpoint.spec.pool, adopted=True, started=True
+                )
                 adopted.version = endpoint.spec.version
                 self.counts.adopted += 1
                 self.open(adopted, now)
@@ -228,7 +230,9 @@ class Ledger:
 
     def _first_token(self, lease: Lease, ttft_s: float, now: float) -> None:
         if lease.stream and not lease.adopted and lease.attempts == 1:
-            lease.endpoint.rates.observe_first_token(lease.uncached_tokens, ttft_s, lease.backlog_at_open, now)
+            lease.endpoint.rates.observe_first_token(
+                lease.uncached_tokens, ttft_s, lease.backlog_at_open, now
+            )
         self._start(lease, now)
 
     def _move(self, lease: Lease, endpoint: Endpoint, now: float) -> None:
@@ -271,5 +275,3 @@ def _tell_health(endpoint: Endpoint, outcome: Outcome, now: float) -> None:
         endpoint.health.succeeded(now)
     elif outcome is Outcome.FAILURE:
         endpoint.health.failed(now)
-
-

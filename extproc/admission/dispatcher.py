@@ -94,7 +94,9 @@ class Dispatcher:
         self._strategies = wanted
         self._router = router
 
-    def decide(self, request: InferenceRequest, now: float, tenant: Tenant = ANONYMOUS) -> Decision | Rejection:
+    def decide(
+        self, request: InferenceRequest, now: float, tenant: Tenant = ANONYMOUS
+    ) -> Decision | Rejection:
         """Match, choose, open the lease. No waiting: a full pool gives its least costly endpoint."""
         match = self._router.match(request, tenant)
         if isinstance(match, Rejection):
@@ -102,7 +104,9 @@ class Dispatcher:
         pool = match.pool
         model = match.splice or request.model or ""
         version = _pick_version(match.route, request) if match.route.weights else None
-        usable, removed = eligible(self.fleet.pool(pool.name), now, version=version, adapter=match.adapter or "")
+        usable, removed = eligible(
+            self.fleet.pool(pool.name), now, version=version, adapter=match.adapter or ""
+        )
         key, name, _ = _strategy_of(pool, match.route)
         strategy = self._strategies[key]
         look = self.view.look(
@@ -152,7 +156,9 @@ class Dispatcher:
             request.id,
             model=model,
             prompt_tokens=look.prompt_tokens,
-            output_tokens=self.models.output_tokens(model, request.max_tokens) if request.api.generates else 0,
+            output_tokens=self.models.output_tokens(model, request.max_tokens)
+            if request.api.generates
+            else 0,
             stream=request.stream,
             affinity_key=request.session or request.user or (f"{look.hashes[0]:x}" if look.hashes else ""),
             adapter=adapter,

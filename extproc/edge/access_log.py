@@ -117,9 +117,7 @@ def read(entry: al.HTTPAccessLogEntry) -> End | Renewal | FailedAttempt | None:
     ttft = common.custom_tags.get("ttft_us", "")
     ttft_s = int(ttft) / 1e6 if ttft.isdecimal() else None
     if kind == al.DownstreamPeriodic:
-        return Renewal(
-            request_id, common.upstream_cluster, host, ttft_s, entry.response.response_body_bytes
-        )
+        return Renewal(request_id, common.upstream_cluster, host, ttft_s, entry.response.response_body_bytes)
     if kind not in (al.DownstreamEnd, al.NotSet):
         return None
     sent = _seconds(common, "time_to_first_upstream_tx_byte")
@@ -148,7 +146,9 @@ def _bracketed(address: str) -> str:
 def _flags(common: al.AccessLogCommon) -> tuple[str, ...]:
     if not common.HasField("response_flags"):
         return ()
-    return tuple(_FLAGS[field.name] for field, _ in common.response_flags.ListFields() if field.name in _FLAGS)
+    return tuple(
+        _FLAGS[field.name] for field, _ in common.response_flags.ListFields() if field.name in _FLAGS
+    )
 
 
 def _seconds(common: al.AccessLogCommon, name: str) -> float | None:

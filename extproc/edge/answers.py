@@ -74,7 +74,9 @@ class Answers:
         return out
 
 
-def spliced(decision: Decision, sent: bytes, plain: bytes | None, span: tuple[int, int] | None) -> bytes | None:
+def spliced(
+    decision: Decision, sent: bytes, plain: bytes | None, span: tuple[int, int] | None
+) -> bytes | None:
     """The body with the decision's model name, or None when the client's bytes go on as they are."""
     if decision.splice is None or span is None:
         return None

@@ -99,7 +99,9 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
             raise
         except Exception:
             counts.failed += 1
-            log.exception("ext_proc stream failed", extra={"request_id": exchange.head.id if exchange.head else ""})
+            log.exception(
+                "ext_proc stream failed", extra={"request_id": exchange.head.id if exchange.head else ""}
+            )
             if exchange.state is not State.PASSING:
                 await context.write(self._refused(None, internal(), _dialect(exchange.head)))
         finally:
@@ -124,7 +126,9 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                 return
             counts.messages += 1
             if exchange.state is State.HEADERS and counts.in_flight > self.limits.max_streams:
-                await context.write(self._refused(None, _overloaded("too many requests are being read"), None))
+                await context.write(
+                    self._refused(None, _overloaded("too many requests are being read"), None)
+                )
                 return
             if visit.feedback is not None:
                 visit.feedback.message(message, self._clock())
@@ -133,7 +137,9 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
             if exchange.state in (State.BODY, State.DECIDING):
                 self._account(exchange, visit)
                 if counts.buffered_bytes > self.limits.max_buffered_bytes:
-                    await context.write(self._refused(None, _overloaded("too many bytes are being read"), None))
+                    await context.write(
+                        self._refused(None, _overloaded("too many bytes are being read"), None)
+                    )
                     return
             if exchange.state is State.DECIDING:
                 for out in await self._answer(exchange, visit):
@@ -220,5 +226,10 @@ def _dialect(head: RequestHead | None) -> Dialect:
 
 def _overloaded(why: str) -> Rejection:
     return Rejection(
-        429, "rate_limit_error", "overloaded", f"The gateway is saturated: {why}.", "saturated", retry_after_s=1.0
+        429,
+        "rate_limit_error",
+        "overloaded",
+        f"The gateway is saturated: {why}.",
+        "saturated",
+        retry_after_s=1.0,
     )
