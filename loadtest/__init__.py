@@ -1,0 +1,1 @@
+"""Load generator and benchmarks of the gateway. Nothing in ``extproc`` imports this package."""
