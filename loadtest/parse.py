@@ -18,7 +18,33 @@ from extproc.api.parse import parse
 from extproc.api.request import RequestHead
 from extproc.api.splice import splice
 
-WORDS = ["the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he", "i", "this", "are", "or", "his", "from", "at"]
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "i",
+    "this",
+    "are",
+    "or",
+    "his",
+    "from",
+    "at",
+]
 CHAT = "/v1/chat/completions"
 
 

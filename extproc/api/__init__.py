@@ -1,1 +1,3 @@
-"""What clients speak: request bodies in, prompt pieces out; model splice; error bodies in the client's dialect."""
+"""What clients speak: request bodies in, prompt pieces out; model splice; error bodies in the client's
+dialect.
+"""

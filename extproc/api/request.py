@@ -41,7 +41,9 @@ _GENERATIVE = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES}
 
 @dataclass(slots=True, frozen=True)
 class RequestHead:
-    """The header part of a request as Envoy shows it: lower-case names, last value wins, pseudo headers apart."""
+    """The header part of a request as Envoy shows it: lower-case names, last value wins, pseudo headers
+    apart.
+    """
 
     id: str
     method: str
@@ -53,7 +55,9 @@ class RequestHead:
 
     @property
     def has_no_bounded_body(self) -> bool:
-        """True for requests that are decided on their headers even when more data follows: upgrades, CONNECT, gRPC."""
+        """True for requests that are decided on their headers even when more data follows: upgrades,
+        CONNECT, gRPC.
+        """
         return (
             self.method == "CONNECT"
             or "upgrade" in self.headers
@@ -65,8 +69,9 @@ class RequestHead:
 class Prompt:
     """The prompt in the order chat templates render it: tools, system, then the turns with their roles.
 
-    ``pieces`` are UTF-8 bytes, each opened by a tag of its kind and role so that moving text between roles changes the
-    bytes; media (images, audio, files) appear as digests. ``token_ids`` is set instead when the client sent tokens.
+    ``pieces`` are UTF-8 bytes, each opened by a tag of its kind and role so that moving text between roles
+    changes the bytes; media (images, audio, files) appear as digests. ``token_ids`` is set instead when the
+    client sent tokens.
     """
 
     pieces: tuple[bytes, ...] = ()
@@ -79,14 +84,18 @@ class Prompt:
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """What a decision is made from. Filled by :func:`extproc.api.parse.parse`; ``model`` may be None (default pool)."""
+    """What a decision is made from. Filled by :func:`extproc.api.parse.parse`; ``model`` may be None
+    (default pool).
+    """
 
     head: RequestHead
     api: Api = Api.OTHER
     dialect: Dialect = Dialect.OPENAI
     model: str | None = None
     model_span: tuple[int, int] | None = None
-    """Byte offsets [start, end) of the model's JSON string, quotes included, in ``plain`` or else in the body as sent."""
+    """Byte offsets [start, end) of the model's JSON string, quotes included, in ``plain`` or else in the
+    body as sent.
+    """
     stream: bool = False
     max_tokens: int | None = None
     """The client's own bound on output tokens, where given."""

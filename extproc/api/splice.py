@@ -1,0 +1,81 @@
+"""The one change the gateway makes to a client's body: another model name, in place, every other byte as it
+came.
+
+Re-encoding a parsed body would round big integers, reorder keys and rewrite escapes; engines and caches
+notice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?+|[\[{]++|[\]}]++', re.DOTALL)
+_SPACE = re.compile(rb"\s*+")
+
+
+def splice(body: bytes, span: tuple[int, int], model: str) -> bytes:
+    """``body`` with the JSON string at ``span`` ([start, end), quotes included) replaced by ``model``.
+
+    The name is written as ASCII JSON; the caller must send the new length. ``span`` comes from
+    :attr:`extproc.api.request.InferenceRequest.model_span`.
+    """
+    start, end = span
+    return b"".join((body[:start], json.dumps(model).encode("ascii"), body[end:]))
+
+
+def model_span(body: bytes, raw: bytes) -> tuple[int, int] | None:
+    """Where ``raw``, the top-level model string as it is written in ``body``, stands. None when it cannot be
+    said.
+
+    A single occurrence of those bytes can only be the value itself. With more (the name is also the value of
+    another key, or ends a quotation in a prompt) the top-level keys are walked.
+    """
+    first = body.find(raw)
+    if first < 0:
+        return None
+    if body.find(raw, first + 1) < 0:
+        return first, first + len(raw)
+    return find_model(body)
+
+
+def find_model(body: bytes) -> tuple[int, int] | None:
+    """Span of the string value of the last top-level ``model`` key of a JSON object, found without a full
+    parse.
+
+    Walks strings and brackets only, so it also works on bodies too deep for a parser. The last of duplicate
+    keys wins, as in Python's and most other parsers; a last one that is no string gives None. In UTF-8 only.
+    """
+    depth = 0
+    span = None
+    wanted = -1
+    for token in _TOKEN.finditer(body):
+        start = token.start()
+        first = body[start]
+        if first == 0x22:
+            if depth != 1:
+                continue
+            if start == wanted:
+                span = start, token.end(1) + 1
+            elif token[2] is not None and _is_model(token[1]):
+                span = None
+                wanted = _end_of_space(body, token.end())
+        elif first in b"[{":
+            depth += token.end() - start
+        else:
+            depth -= token.end() - start
+    return span
+
+
+def _is_model(key: bytes) -> bool:
+    if b"\\" not in key:
+        return key == b"model"
+    try:
+        return bool(json.loads(b'"' + key + b'"') == "model")
+    except ValueError:
+        return False
+
+
+def _end_of_space(body: bytes, position: int) -> int:
+    match = _SPACE.match(body, position)
+    return match.end() if match else position

@@ -1,0 +1,233 @@
+"""The bytes of one conversation turn, for prefix hashing: what a chat template would render, with
+unmistakable tags.
+
+Rules of this file:
+
+- tags are bytes that cannot occur in UTF-8 (0xF8 to 0xFF, 0xC0), so text can never imitate one;
+- a turn's bytes depend on nothing but the turn, and nothing closes a turn: a conversation that grew starts
+  with exactly the bytes it had before;
+- a string and a single text part with that string are the same bytes, as templates render them the same;
+- media are digests of their raw JSON. Call ids and cache markers are left out: the first are rarely rendered,
+  the second wander from turn to turn with Anthropic's clients.
+
+Grammar: ``turn = FF role FE item*``; an item is text (after FD unless it comes first), FC + 16 bytes of
+digest, FB name FE arguments (a tool call), F9 reasoning, or F8 item* C0 (a tool's result inside a turn).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+from msgspec import Raw, Struct, ValidationError
+
+from extproc.api import fields
+from extproc.api.fields import ABSENT
+
+TURN = b"\xff"
+BODY = b"\xfe"
+PART = b"\xfd"
+MEDIA = b"\xfc"
+CALL = b"\xfb"
+SECTION = b"\xfa"
+REASONING = b"\xf9"
+RESULT = b"\xf8"
+END = b"\xc0"
+
+_EDGE = 256
+
+
+class Turn(Struct, gc=False):
+    """A chat message, or an item of the Responses API's input."""
+
+    role: str = ""
+    content: str | list[Raw] | None = None
+    tool_calls: Raw = ABSENT
+    function_call: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    reasoning_content: Raw = ABSENT
+
+
+class Part(Struct, gc=False):
+    """A part of a content list, in OpenAI's or Anthropic's words."""
+
+    type: str = "text"
+    text: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+    name: Raw = ABSENT
+    input: Raw = ABSENT
+    content: Raw = ABSENT
+
+
+_parts = msgspec.json.Decoder(list[Raw])
+_part = msgspec.json.Decoder(Part)
+_turn = msgspec.json.Decoder(Turn)
+_TAGS = {
+    role: TURN + role.encode() + BODY
+    for role in ("system", "developer", "user", "assistant", "tool", "function")
+}
+
+
+def tag(role: str) -> bytes:
+    """What opens a turn of this role."""
+    return _TAGS.get(role) or TURN + role.encode() + BODY
+
+
+class Writer:
+    """Collects the items of one turn; counts media."""
+
+    __slots__ = ("media", "out")
+
+    def __init__(self, role: str) -> None:
+        self.out: list[bytes] = [tag(role)]
+        self.media = 0
+
+    def piece(self) -> bytes:
+        """The turn's bytes."""
+        return b"".join(self.out)
+
+    def turn(self, turn: Turn) -> None:
+        """A message's reasoning, content and tool calls, in this order."""
+        for raw in (turn.reasoning_content, turn.reasoning):
+            if raw is not ABSENT and (thought := fields.text(raw)):
+                self._append(REASONING, thought)
+        self.content(turn.content)
+        if turn.tool_calls is not ABSENT:
+            for call in as_list(turn.tool_calls):
+                self.call(fields.member(call, "function"), call)
+        if turn.function_call is not ABSENT and fields.is_given(turn.function_call):
+            self.call(turn.function_call, turn.function_call)
+
+    def content(self, content: str | list[Raw] | None) -> None:
+        """A content string or list of parts."""
+        if isinstance(content, str):
+            self._text(content)
+        elif content is not None:
+            for raw in content:
+                self._part(raw)
+
+    def raw_content(self, raw: Raw) -> None:
+        """Content whose type is not known yet: string, list of parts, or something else, which becomes a
+        digest.
+        """
+        if not fields.is_given(raw):
+            return
+        string = fields.text(raw)
+        if string is not None:
+            self._text(string)
+        elif fields.opens(raw) == b"[":
+            self.content(as_list(raw))
+        else:
+            self._digest(raw)
+
+    def call(self, function: Raw, whole: Raw) -> None:
+        """A tool call: name and arguments (a JSON string, or an object as it is written); a digest when it
+        has no name.
+        """
+        parts = fields.members(function)
+        name = fields.text(parts.get("name", ABSENT))
+        if name is None:
+            self._digest(whole)
+            return
+        arguments = parts.get("arguments", ABSENT)
+        self._call(name, arguments)
+
+    def item(self, raw: Raw) -> None:
+        """Anything else that is one unit: its digest."""
+        self._digest(raw)
+
+    def _call(self, name: str, arguments: Raw) -> None:
+        string = fields.text(arguments)
+        written = string.encode() if string is not None else bytes(arguments)
+        self.out += (CALL, name.encode(), BODY, written)
+
+    def _part(self, raw: Raw) -> None:
+        try:
+            part = _part.decode(raw)
+        except ValidationError:
+            string = fields.text(raw)
+            if string is not None:
+                self._text(string)
+            else:
+                self._digest(raw)
+            return
+        if part.text is not None and part.type in (
+            "text",
+            "input_text",
+            "output_text",
+            "summary_text",
+            "reasoning_text",
+        ):
+            self._text(part.text)
+        elif part.type == "thinking" and part.thinking is not None:
+            self._append(REASONING, part.thinking)
+        elif part.type == "refusal" and part.refusal is not None:
+            self._text(part.refusal)
+        elif part.type == "tool_use" and (name := fields.text(part.name)) is not None:
+            self._call(name, part.input)
+        elif part.type == "tool_result":
+            self.out.append(RESULT)
+            self.raw_content(part.content)
+            self.out.append(END)
+        else:
+            self._digest(raw)
+
+    def _text(self, string: str) -> None:
+        if len(self.out) > 1:
+            self.out.append(PART)
+        self.out.append(string.encode())
+
+    def _append(self, mark: bytes, string: str) -> None:
+        self.out += (mark, string.encode())
+
+    def _digest(self, raw: Raw) -> None:
+        self.media += 1
+        self.out += (MEDIA, digest(raw))
+
+
+def as_list(raw: Raw) -> list[Raw]:
+    """The elements of a JSON array as raw slices; empty when ``raw`` is none."""
+    if not fields.is_given(raw):
+        return []
+    try:
+        return _parts.decode(raw)
+    except ValidationError:
+        return []
+
+
+def read(raw: Raw) -> Turn | None:
+    """A turn from its raw JSON, as far as its types allow; None when it is no object."""
+    try:
+        return _turn.decode(raw)
+    except ValidationError:
+        keys = fields.members(raw)
+    if not keys:
+        return None
+    content = keys.get("content", ABSENT)
+    string = fields.text(content)
+    parts = (as_list(content) or [content]) if fields.is_given(content) else None
+    return Turn(
+        role=fields.text(keys.get("role", ABSENT)) or "",
+        content=string if string is not None else parts,
+        tool_calls=keys.get("tool_calls", ABSENT),
+        function_call=keys.get("function_call", ABSENT),
+        reasoning=keys.get("reasoning", ABSENT),
+        reasoning_content=keys.get("reasoning_content", ABSENT),
+    )
+
+
+def digest(raw: Raw) -> bytes:
+    """16 bytes for a JSON value as it is written, without an object's ``cache_control`` key.
+
+    The marker is looked for near both ends only, so that a megabyte of base64 is read once.
+    """
+    view = memoryview(raw)
+    if b'"cache_control"' in bytes(view[:_EDGE]) or b'"cache_control"' in bytes(view[-_EDGE:]):
+        state = xxhash.xxh3_128()
+        for key, value in fields.members(raw).items():
+            if key != "cache_control":
+                state.update(key.encode() + BODY)
+                state.update(memoryview(value))
+                state.update(PART)
+        return state.digest()
+    return xxhash.xxh3_128_digest(view)
