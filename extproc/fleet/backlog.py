@@ -2,14 +2,28 @@
 
 Rules of this file:
 
-- ``add`` at the decision, ``remove`` when the lease's first token came or the lease ended before it;
-- between scrapes the backlog leaks at the endpoint's prefill rate (the engine works while we do not look);
+- ``add`` at the decision, ``remove`` when the lease's first token is known to have come or the lease ended;
+- we hear of a first token late (with the record of the request's end), so between events the backlog leaks at the
+  endpoint's prefill rate, and every scrape corrects it;
+- a scrape's first-token counter says how many leases have started. Engines prefill in order of arrival, so these are
+  the oldest; what the younger ones brought is the most that can be left, and that without the part an engine may have
+  computed of the next one is the least: the leaked level is moved into these bounds;
+- an engine that counts computed prompt tokens but no first tokens bounds the level in the same way, by tokens;
+- a counter that stands still while requests end here is not believed. Without counters the level is ``estimated``;
 - it is never below zero and never above what open, unstarted leases can explain (``charged``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+
+from extproc.engines.state import EngineState
+from extproc.fleet.counters import growth
+
+STEP_TOKENS = 4096.0
+"""Tokens an engine may have computed of prompts that its counters do not show yet: about one scheduler step."""
+_FROZEN_AFTER = 3
 
 
 @dataclass(slots=True)
@@ -17,24 +31,101 @@ class Backlog:
     """Tokens waiting to be prefilled. Times are monotonic seconds, rates tokens per second."""
 
     charged: float = 0.0
-    """Uncached tokens of leases whose first token has not come."""
+    """Uncached tokens of leases whose first token has not come, as far as we know."""
     level: float = 0.0
     """Estimate of what is still to prefill, at ``at``."""
     at: float = 0.0
+    estimated: bool = True
+    """No counter of the engine stands behind the level."""
+    _waiting: deque[float] = field(default_factory=deque)
+    """Charges of unstarted leases, oldest first."""
+    _started: dict[float, int] = field(default_factory=dict)
+    """Charge -> leases that a scrape said have started and that ``remove`` has yet to take away."""
+    _bound: float = 0.0
+    """Most that can be left by the computed-tokens counter."""
+    _ended: int = 0
+    """Leases removed since the last scrape before a counter showed their first token."""
+    _unseen: int = 0
+    """Such leases that no counter growth has explained yet."""
+
+    @property
+    def unstarted(self) -> int:
+        """Open leases whose first token has not come, as far as we know."""
+        return len(self._waiting)
 
     def tokens(self, now: float, rate: float) -> float:
         """The level at ``now``, leaked at ``rate``."""
-        leaked = max(now - self.at, 0.0) * rate
-        return min(max(self.level - leaked, 0.0), self.charged)
+        level = self.level
+        if level <= 0.0:
+            return 0.0
+        if now > self.at:
+            level -= (now - self.at) * rate
+            if level <= 0.0:
+                return 0.0
+        return level if level < self.charged else self.charged
 
     def add(self, tokens: float, now: float, rate: float) -> None:
         """A request with this many uncached tokens was decided for the endpoint."""
+        tokens = max(tokens, 0.0)
         self.level = self.tokens(now, rate) + tokens
+        self._waiting.append(tokens)
         self.charged += tokens
-        self.at = now
+        self._bound += tokens
+        self.at = max(now, self.at)
 
     def remove(self, tokens: float, now: float, rate: float) -> None:
-        """A lease's first token came, or it ended without one: its tokens no longer wait."""
-        self.charged = max(self.charged - tokens, 0.0)
+        """A lease's first token came, or it ended without one: its tokens no longer wait.
+
+        Leases with equal charges are interchangeable here: if a scrape has said that one of them started, it is taken
+        to be this one.
+        """
+        tokens = max(tokens, 0.0)
+        started = self._started.get(tokens, 0)
+        if started > 1:
+            self._started[tokens] = started - 1
+        elif started:
+            del self._started[tokens]
+        elif tokens in self._waiting:
+            self._waiting.remove(tokens)
+            self._ended += 1
+            self._lower(tokens)
         self.level = self.tokens(now, rate)
-        self.at = now
+        self.at = max(now, self.at)
+
+    def observe(self, state: EngineState, previous: EngineState | None, now: float, rate: float) -> None:
+        """Correct the level by what the engine's counters grew since the scrape before."""
+        leaked = self.tokens(now, rate)
+        first = growth(previous, state, "first_tokens_total")
+        computed = growth(previous, state, "computed_prompt_tokens_total")
+        ended, self._ended = self._ended, 0
+        self.estimated = True
+        least, most = 0.0, self.charged
+        if first is not None:
+            shown = int(first)
+            self._unseen = 0 if shown else self._unseen + ended
+            if self._unseen < _FROZEN_AFTER:
+                self.estimated = False
+                self._start(shown - ended)
+                most = self.charged
+                head = self._waiting[0] if self._waiting else 0.0
+                least = max(most - max(head, STEP_TOKENS), 0.0)
+        elif computed is not None:
+            self._unseen = 0 if computed else self._unseen + ended
+            if self._unseen < _FROZEN_AFTER:
+                self.estimated = False
+                self._bound = min(max(self._bound - computed, 0.0), self.charged)
+                most = self._bound
+                least = max(most - STEP_TOKENS, 0.0)
+        self.level = min(max(leaked, least), most)
+        self.at = max(now, self.at)
+
+    def _start(self, leases: int) -> None:
+        for _ in range(min(leases, len(self._waiting))):
+            tokens = self._waiting.popleft()
+            self._started[tokens] = self._started.get(tokens, 0) + 1
+            self._lower(tokens)
+
+    def _lower(self, tokens: float) -> None:
+        # Sums of floats drift; an empty queue is exactly nothing.
+        self.charged = max(self.charged - tokens, 0.0) if self._waiting else 0.0
+        self._bound = min(self._bound, self.charged)

@@ -8,8 +8,16 @@ from enum import StrEnum
 
 from extproc.engines.state import EngineState
 from extproc.fleet.backlog import Backlog
+from extproc.fleet.counters import growth
 from extproc.fleet.health import Health
 from extproc.fleet.rates import Rates
+from extproc.fleet.strangers import Strangers, number
+from extproc.fleet.windows import Stats
+
+_FRESH = 3.0
+_WORTHLESS = 12.0
+_FULL = 0.9
+_MAX_ADAPTERS = 64
 
 
 class Role(StrEnum):
@@ -67,6 +75,7 @@ class Endpoint:
     """
 
     __slots__ = (
+        "adapters",
         "backlog",
         "generation",
         "health",
@@ -77,9 +86,12 @@ class Endpoint:
         "rates",
         "removed",
         "scrape_failures",
+        "scrape_interval",
         "slot",
         "spec",
         "state",
+        "stats",
+        "strangers",
         "tick",
         "unstarted",
     )
@@ -99,6 +111,12 @@ class Endpoint:
         self.lifecycle = Lifecycle.DRAINING if spec.draining else Lifecycle.READY
         self.backlog = Backlog()
         self.rates = Rates(prior_rate)
+        self.stats = Stats()
+        self.strangers = Strangers()
+        self.adapters: dict[str, float] = {}
+        """Adapter -> when it was last asked for here (monotonic seconds): resident soon, whatever the last scrape said."""
+        self.scrape_interval = 1.0
+        """Seconds between scrapes, smoothed."""
         self.state: EngineState | None = None
         """The newest scrape, whatever its age; None before the first."""
         self.scrape_failures = 0
@@ -107,3 +125,49 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"Endpoint({self.key}, leases={self.leases})"
+
+    def serves(self, model: str) -> bool:
+        """Whether the endpoint may be asked for this model or adapter: declared, resident, or nothing is declared."""
+        declared = self.spec.models
+        if not declared or model in declared:
+            return True
+        state = self.state
+        return state is not None and model in (state.running_adapters or ())
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that fit into the engine's KV cache; None when it did not say."""
+        state = self.state
+        if state is None or not state.kv_blocks or not state.block_size:
+            return None
+        return int(state.kv_blocks * state.block_size)
+
+    def trust(self, now: float) -> float:
+        """How much the newest scrape counts: 1 up to an age of three intervals, then falling to 0 at twelve."""
+        if self.state is None:
+            return 0.0
+        intervals = (now - self.state.at) / self.scrape_interval
+        return min(max((_WORTHLESS - intervals) / (_WORTHLESS - _FRESH), 0.0), 1.0)
+
+    def observe(self, state: EngineState, previous: EngineState | None, now: float) -> None:
+        """Learn from a scrape. ``previous`` is the one before, None after a restart. Sets ``state``."""
+        was_busy = self.backlog.unstarted > 0 and self.backlog.level > 0.0
+        self.backlog.observe(state, previous, now, self.rates.prefill_at(now))
+        self.strangers.observe(state, previous, self.leases, self.backlog.unstarted)
+        if previous is not None and state.at > previous.at:
+            seconds = state.at - previous.at
+            self.scrape_interval += (min(max(seconds, 0.05), 60.0) - self.scrape_interval) / 8
+            computed = growth(previous, state, "computed_prompt_tokens_total")
+            if computed is not None:
+                usage = number(state.kv_usage)
+                free = usage is None or usage < _FULL
+                busy = was_busy and self.backlog.level > 0.0 and not self.backlog.estimated and free
+                self.rates.observe_counters(computed, seconds, busy, now)
+        self.state = state
+
+    def asked_for(self, adapter: str, now: float) -> None:
+        """A request for this adapter was decided for the endpoint: the engine loads it."""
+        self.adapters.pop(adapter, None)
+        self.adapters[adapter] = now
+        if len(self.adapters) > _MAX_ADAPTERS:
+            del self.adapters[next(iter(self.adapters))]

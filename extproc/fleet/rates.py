@@ -1,12 +1,191 @@
-"""Learned speeds of one endpoint. The prior is the pool's; samples refine it."""
+"""Learned speeds of one endpoint: prefill, decode slow-down, completions, and how far cache matches can be trusted.
+
+Rules of this file:
+
+- everything starts at a prior; absurd or missing samples are skipped; nothing is ever zero, negative or NaN;
+- **prefill** (tokens/s): a sample is ``(tokens before + own uncached tokens) / (TTFT - overhead)`` of a streamed request
+  that was mostly its own work, or the growth of the engine's computed-tokens counter over a time in which it was never
+  idle. Waiting for anything else only makes samples smaller, so the estimate is an upper-middle quantile of the last few;
+- the fewer and older the samples, the more the prior counts: what was once slow, and therefore gets no samples, is
+  believed to be as fast as its peers again after a minute or two, and tried. The prior is the pool's setting until peers
+  have samples, then their median;
+- **overhead** (s): lower quartile of the TTFT of requests with hardly any prefill;
+- **slowdown** (s per output token and further active stream): slope of time per output token over active streams, ridge
+  regression towards the prior with slow forgetting;
+- **completion interval** (s): mean gap between completions while others were running; **service** (s): mean time from
+  first token to the end;
+- **match trust** (0..1): cached tokens that usage reports over those we expected.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+
+PRIOR_SLOWDOWN = 0.0002
+"""Seconds per output token for every further active stream: 8B to 70B models on current GPUs go from about 8-20 ms a
+token alone to 25-45 ms with a hundred streams."""
+PRIOR_OVERHEAD = 0.02
+PRIOR_SERVICE = 4.0
+
+_WINDOW = 12
+_QUANTILE = 0.6
+_MIN_TOKENS = 256
+_HALF_LIFE_S = 45.0
+_PRIOR_SAMPLES = 2.0
+_BUSY_S = 2.0
+_RIDGE = 400.0
+_FORGET = 0.98
 
 
-@dataclass(slots=True)
 class Rates:
-    """``prefill`` in tokens per second."""
+    """``prefill`` is the newest estimate in tokens per second; :meth:`prefill_at` lets it age first."""
 
-    prefill: float
+    __slots__ = (
+        "_aged_at",
+        "_busy_s",
+        "_busy_tokens",
+        "_cross",
+        "_gap",
+        "_gaps",
+        "_last_completion",
+        "_mean_active",
+        "_mean_pace",
+        "_overheads",
+        "_sampled_at",
+        "_samples",
+        "_spread",
+        "_trust",
+        "_trust_at",
+        "overhead",
+        "prefill",
+        "prior",
+        "service",
+        "slowdown",
+    )
+
+    def __init__(self, prefill: float) -> None:
+        self.prior = prefill
+        """What the endpoint is taken to do without samples."""
+        self.prefill = prefill
+        self.overhead = PRIOR_OVERHEAD
+        self.slowdown = PRIOR_SLOWDOWN
+        self.service = PRIOR_SERVICE
+        self._samples: deque[float] = deque(maxlen=_WINDOW)
+        self._overheads: deque[float] = deque(maxlen=_WINDOW)
+        self._sampled_at = 0.0
+        self._aged_at = float("-inf")
+        self._busy_s = 0.0
+        self._busy_tokens = 0.0
+        self._mean_active: float | None = None
+        self._mean_pace = 0.0
+        self._spread = 0.0
+        self._cross = 0.0
+        self._gap = 0.0
+        self._gaps = 0
+        self._last_completion: float | None = None
+        self._trust = 1.0
+        self._trust_at = 0.0
+
+    def prefill_at(self, now: float) -> float:
+        """Tokens per second, aged to ``now`` (in steps of a second)."""
+        if now - self._aged_at >= 1.0:
+            self._estimate(now)
+        return self.prefill
+
+    def fresh(self, now: float) -> bool:
+        """Whether the estimate rests on recent samples: only then it may be a peer's prior."""
+        return len(self._samples) >= 3 and now - self._sampled_at < _HALF_LIFE_S
+
+    def observe_first_token(
+        self, uncached_tokens: float, ttft_s: float, backlog_at_decision: float, now: float
+    ) -> None:
+        """A streamed request got its first token; ``ttft_s`` counts from its first byte to the engine."""
+        if not ttft_s > 0.0:
+            return
+        work = uncached_tokens + backlog_at_decision
+        if work < _MIN_TOKENS:
+            self._overheads.append(ttft_s)
+            self.overhead = min(_quantile(self._overheads, 0.25), 1.0)
+        elif uncached_tokens >= _MIN_TOKENS and backlog_at_decision <= uncached_tokens:
+            # A TTFT near the overhead says little; at least a fifth of it is taken to be prefill.
+            self._sample(work / max(ttft_s - self.overhead, ttft_s / 5), now)
+
+    def observe_counters(self, computed_tokens: float, seconds: float, busy: bool, now: float) -> None:
+        """The engine computed this many prompt tokens in the last ``seconds``; ``busy``: it was never out of prompts."""
+        if not busy:
+            self._busy_s = self._busy_tokens = 0.0
+            return
+        self._busy_s += seconds
+        self._busy_tokens += computed_tokens
+        # Engines count a prompt when it is done: over a short time the counter moves in lumps.
+        if self._busy_s >= _BUSY_S and self._busy_tokens >= _MIN_TOKENS:
+            self._sample(self._busy_tokens / self._busy_s, now)
+            self._busy_s = self._busy_tokens = 0.0
+
+    def observe_completion(
+        self, duration_s: float, ttft_s: float | None, output_tokens: int | None, active: float, now: float
+    ) -> None:
+        """A request ended well. ``ttft_s`` only if streamed; ``active``: streams here, it included, as it ended."""
+        if not duration_s >= 0.0:
+            return
+        service = max(duration_s - ttft_s, 0.0) if ttft_s is not None else duration_s
+        self.service += (min(service, 3600.0) - self.service) / 16
+        last, self._last_completion = self._last_completion, now
+        if last is not None and active > 1:
+            self._gaps = min(self._gaps + 1, 16)
+            self._gap += (max(now - last, 0.0) - self._gap) / self._gaps
+        if ttft_s is not None and output_tokens is not None and output_tokens >= 8:
+            self._observe_pace(service / (output_tokens - 1), active)
+
+    def observe_match(self, expected_tokens: float, cached_tokens: float, now: float) -> None:
+        """Usage said how many prompt tokens were cached where we expected so many."""
+        if expected_tokens >= _MIN_TOKENS and cached_tokens >= 0:
+            share = min(cached_tokens / expected_tokens, 1.0)
+            self._trust = self.match_trust(now)
+            self._trust += (share - self._trust) / 8
+            self._trust_at = now
+
+    def match_trust(self, now: float) -> float:
+        """Share of expected cached tokens that are there; forgotten towards 1 without news."""
+        if self._trust >= 0.999:
+            return 1.0
+        return float(1.0 - (1.0 - self._trust) * 0.5 ** (max(now - self._trust_at, 0.0) / (4 * _HALF_LIFE_S)))
+
+    def completion_interval(self, active: float) -> float:
+        """Seconds until the next completion with this many active streams (Little's law until gaps are known)."""
+        by_service = self.service / max(active, 1.0)
+        return self._gap if self._gaps >= 8 else by_service
+
+    def _sample(self, rate: float, now: float) -> None:
+        self._samples.append(min(max(rate, self.prior / 100), self.prior * 100))
+        self._sampled_at = now
+        self._estimate(now)
+
+    def _estimate(self, now: float) -> None:
+        self._aged_at = now
+        count = len(self._samples)
+        if not count:
+            self.prefill = self.prior
+            return
+        age = max(now - self._sampled_at, 0.0)
+        weight = count / (count + _PRIOR_SAMPLES) * 0.5 ** (age / _HALF_LIFE_S)
+        self.prefill = float(_quantile(self._samples, _QUANTILE) ** weight * self.prior ** (1.0 - weight))
+        if weight < 0.05:
+            self._samples.clear()
+
+    def _observe_pace(self, pace: float, active: float) -> None:
+        if self._mean_active is None:
+            self._mean_active, self._mean_pace = active, pace
+            return
+        off = active - self._mean_active
+        self._mean_active += off / 16
+        self._mean_pace += (pace - self._mean_pace) / 16
+        self._spread = self._spread * _FORGET + off * (active - self._mean_active)
+        self._cross = self._cross * _FORGET + off * (pace - self._mean_pace)
+        slope = (self._cross + _RIDGE * PRIOR_SLOWDOWN) / (self._spread + _RIDGE)
+        self.slowdown = min(max(slope, PRIOR_SLOWDOWN / 10), PRIOR_SLOWDOWN * 20)
+
+
+def _quantile(samples: deque[float], share: float) -> float:
+    ordered = sorted(samples)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

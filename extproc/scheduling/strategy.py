@@ -48,8 +48,10 @@ class Choice:
 class Strategy(Protocol):
     """Orders candidates. One small class with one method; learned state lives on the endpoints or in the object."""
 
-    terms: tuple[str, ...]
-    """Names (with unit) of the numbers in ``Choice.terms``."""
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names (with unit) of the numbers in ``Choice.terms``."""
+        ...
 
     def rank(self, query: Query, candidates: Sequence[Candidate], now: float) -> list[Choice]:
         """All candidates, best first. Never empty for non-empty candidates; never opens leases itself."""

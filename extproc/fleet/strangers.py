@@ -1,0 +1,65 @@
+"""Load on an engine that is not ours, or that ours does not explain: told from its gauges and our leases.
+
+Rules of this file:
+
+- waiting requests beyond our unstarted leases, and running ones beyond our started ones, are strangers'. A gauge and our
+  count are never of the same instant, so only what two scrapes in a row agree on counts;
+- ``slots``: when something waits and the number of running requests stays the same from one scrape to the next, this is
+  how many the engine runs at a time. A higher number seen running proves it wrong;
+- ``depth`` is the number waiting, smoothed over a few seconds;
+- a number that is missing, negative or not a number says nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from extproc.engines.state import EngineState
+
+_SMOOTH_S = 5.0
+_FEWEST_SLOTS = 4
+
+
+@dataclass(slots=True)
+class Strangers:
+    """Requests of others, and the engine's slots, as of the newest scrape."""
+
+    waiting: float | None = None
+    running: float | None = None
+    slots: float | None = None
+    depth: float | None = None
+    _last_waiting: float | None = None
+    _last_running: float | None = None
+
+    def observe(self, state: EngineState, previous: EngineState | None, leases: int, unstarted: int) -> None:
+        """Compare a scrape with our open leases, of which ``unstarted`` are not known to have started."""
+        waiting, running = number(state.waiting), number(state.running)
+        beyond = None if waiting is None else max(waiting - unstarted, 0.0)
+        self.waiting, self._last_waiting = _agreed(self._last_waiting, beyond), beyond
+        # All our leases may run already, however many we believe to be unstarted.
+        beyond = None if running is None else max(running - leases, 0.0)
+        self.running, self._last_running = _agreed(self._last_running, beyond), beyond
+        before = number(previous.running) if previous is not None else None
+        queued = number(previous.waiting) if previous is not None else None
+        if self.slots is not None and running is not None and running > self.slots:
+            self.slots = None
+        if waiting and queued and running == before and running is not None and running >= _FEWEST_SLOTS:
+            self.slots = running
+        if waiting is not None:
+            if self.depth is None or previous is None:
+                self.depth = waiting
+            else:
+                weight = 1.0 - math.exp(-max(state.at - previous.at, 0.0) / _SMOOTH_S)
+                self.depth += (waiting - self.depth) * weight
+
+
+def number(value: float | None) -> float | None:
+    """The value if it is a finite number of at least zero."""
+    return value if value is not None and 0.0 <= value < float("inf") else None
+
+
+def _agreed(before: float | None, beyond: float | None) -> float | None:
+    if beyond is None:
+        return None
+    return beyond if before is None else min(before, beyond)
