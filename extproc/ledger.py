@@ -54,12 +54,12 @@ class Lease:
     claim: Claim | None = None
     backlog_at_open: float = 0.0
     """Tokens that were to be prefilled before this request, at the decision."""
-    active_at_open: int = 0
     renewed_at: float = 0.0
     started: bool = False
     """The first token is known to have come."""
     attempts: int = 1
     adopted: bool = False
+    """Decided by an earlier process of ours: nothing is known of its prompt."""
     blamed: Endpoint | None = None
     """The endpoint whose failure on this request health has already heard."""
     generation: int = 0
@@ -74,6 +74,8 @@ class Settlement:
     outcome: Outcome
     reason: str
     end: End | None = None
+    active: int = 0
+    """Open leases on the endpoint as this one ended, it included."""
 
 
 @dataclass(slots=True)
@@ -208,14 +210,12 @@ class Ledger:
     def _charge(self, lease: Lease, now: float) -> None:
         endpoint = lease.endpoint
         lease.generation = endpoint.generation
-        lease.active_at_open = endpoint.leases
-        lease.backlog_at_open = endpoint.backlog.tokens(now, endpoint.rates.prefill)
+        lease.backlog_at_open = endpoint.backlog.tokens(now, endpoint.rates.prefill_at(now))
         endpoint.leases += 1
         if lease.look is not None:
             lease.claim = self._view.claim(endpoint, lease.look)
         if not lease.started:
-            endpoint.unstarted += 1
-            endpoint.backlog.add(lease.uncached_tokens, now, endpoint.rates.prefill)
+            endpoint.backlog.add(lease.uncached_tokens, now, endpoint.rates.prefill_at(now))
 
     def _discharge(self, lease: Lease, now: float) -> None:
         lease.endpoint.leases -= 1
@@ -225,8 +225,7 @@ class Ledger:
     def _start(self, lease: Lease, now: float) -> None:
         endpoint = lease.endpoint
         lease.started = True
-        endpoint.unstarted -= 1
-        endpoint.backlog.remove(lease.uncached_tokens, now, endpoint.rates.prefill)
+        endpoint.backlog.remove(lease.uncached_tokens, now, endpoint.rates.prefill_at(now))
 
     def _first_token(self, lease: Lease, ttft_s: float, now: float) -> None:
         if lease.stream and not lease.adopted and lease.attempts == 1:
@@ -253,7 +252,7 @@ class Ledger:
         lease.claim = None
 
     def _close(self, lease: Lease, outcome: Outcome, reason: str, end: End | None, now: float) -> Settlement:
-        settlement = Settlement(lease, outcome, reason, end)
+        settlement = Settlement(lease, outcome, reason, end, lease.endpoint.leases)
         del self.leases[lease.id]
         self._closed[lease.id] = lease.blamed
         if len(self._closed) > self._remembered:

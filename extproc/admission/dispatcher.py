@@ -191,7 +191,7 @@ def _pick_version(route: Route, request: InferenceRequest) -> str:
     names = sorted(route.weights)
     total = sum(route.weights.values())
     key = request.session or request.user or request.id
-    point = xxhash.xxh3_64_intdigest(f"{route.name}\0{key}") / 2**64 * total
+    point = xxhash.xxh3_64_intdigest(f"{route.name}\0{key}".encode()) / 2**64 * total
     for name in names:
         point -= route.weights[name]
         if point < 0:

@@ -105,7 +105,7 @@ def immediate(
     """A reply made by us; no engine is involved."""
     out = ep.ProcessingResponse()
     reply = out.immediate_response
-    reply.status.code = status  # type: ignore[assignment]
+    reply.status.code = status
     reply.body = body
     reply.details = details
     for name, value in headers:

@@ -48,7 +48,7 @@ def _message_class() -> type:
     usage.field.add(name="extraction_status", number=9, type=number.TYPE_INT32, label=number.LABEL_OPTIONAL)
     pool = descriptor_pool.DescriptorPool()
     wrappers = descriptor_pb2.FileDescriptorProto()
-    wrappers_pb2.DESCRIPTOR.CopyToProto(wrappers)  # type: ignore[attr-defined]
+    wrappers_pb2.DESCRIPTOR.CopyToProto(wrappers)
     pool.Add(wrappers)
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("extproc.read.TokenUsage"))

@@ -82,7 +82,6 @@ class Endpoint:
         "key",
         "leases",
         "lifecycle",
-        "max_leases_seen",
         "rates",
         "removed",
         "scrape_failures",
@@ -93,7 +92,6 @@ class Endpoint:
         "stats",
         "strangers",
         "tick",
-        "unstarted",
     )
 
     def __init__(self, spec: EndpointSpec, slot: int, prior_rate: float = 8000.0) -> None:
@@ -103,8 +101,6 @@ class Endpoint:
         self.generation = 0
         self.leases = 0
         """Open leases: requests decided for this endpoint and not yet ended."""
-        self.unstarted = 0
-        """Open leases whose first token has not come, as far as we know."""
         self.tick = 0
         """Order of the last decision for this endpoint: ties rotate to the one chosen longest ago."""
         self.health = Health()

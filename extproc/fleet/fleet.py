@@ -5,13 +5,15 @@ Rules of this file:
 - an endpoint's identity is its key (cluster and address); a changed spec under the same key keeps the state;
 - a removed endpoint leaves the tables at once (no new requests); open leases keep the object until they end;
 - slots are small integers, reused; whoever indexes by slot is told (``on_purge``) before a slot changes hands;
-- an engine restart (a counter fell, or a newer start time) bumps ``generation`` and purges what was known of its cache.
+- an engine restart (a counter fell, or a newer start time) bumps ``generation`` and purges what was known of its cache;
+- an endpoint without samples of its own is taken to prefill as fast as the median of its pool's measured ones.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median
 
 from extproc.engines.state import EngineState
 from extproc.fleet.endpoint import Endpoint, EndpointSpec, Lifecycle
@@ -74,7 +76,6 @@ class Fleet:
             self.restarted(endpoint)
             previous = None
         endpoint.observe(state, previous, now)
-        endpoint.state = state
         endpoint.scrape_failures = 0
         endpoint.health.answered(now)
 
@@ -88,6 +89,15 @@ class Fleet:
         """The engine's cache is empty again."""
         endpoint.generation += 1
         self.on_purge(endpoint)
+
+    def share_rates(self, now: float, prior_rates: Mapping[str, float]) -> None:
+        """Set every endpoint's prior to the median of its pool's fresh rates, else to the pool's setting."""
+        for name, endpoints in self._pools.items():
+            measured = [endpoint.rates.prefill_at(now) for endpoint in endpoints if endpoint.rates.fresh(now)]
+            prior = median(measured) if measured else prior_rates.get(name)
+            if prior is not None:
+                for endpoint in endpoints:
+                    endpoint.rates.prior = prior
 
     def _remove(self, endpoint: Endpoint) -> None:
         endpoint.removed = True

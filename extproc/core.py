@@ -1,0 +1,76 @@
+"""The core in one object: fleet, cache view, ledger, dispatcher and learner, wired. Production and replay use the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+from extproc.admission.dispatcher import Considered, Dispatcher
+from extproc.fleet.endpoint import Endpoint, EndpointSpec
+from extproc.fleet.fleet import Fleet
+from extproc.fleet.model_stats import ModelStats
+from extproc.kvcache.approximate import ApproximateIndex
+from extproc.kvcache.view import CacheView
+from extproc.learning import Learner
+from extproc.ledger import Ledger, Settlement
+from extproc.outcome import End, FailedAttempt, Renewal
+from extproc.routing.match import Router
+from extproc.routing.pool import Pool
+
+
+class Core:
+    """Everything that decides, accounts and learns. No clock, no socket: ``now`` is monotonic seconds.
+
+    ``seed`` is the installation's secret for block hashes; ``dead_after_s`` is how long a lease may be silent.
+    """
+
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        seed: int = 0,
+        max_blocks: int = 2_000_000,
+        dead_after_s: float = 180.0,
+        on_considered: Callable[[Considered, float], None] | None = None,
+        on_settled: Callable[[Settlement, float], None] | None = None,
+    ) -> None:
+        self.models = ModelStats()
+        self.view = CacheView(ApproximateIndex(max_blocks), self.models, seed=seed)
+        self.fleet = Fleet(on_purge=self.view.purge)
+        self.learner = Learner(self.models, self.view)
+        self.ledger = Ledger(self.fleet, self.view, dead_after_s=dead_after_s, on_settled=self._settled)
+        self.dispatcher = Dispatcher(self.fleet, self.ledger, self.view, self.models, rng, on_considered)
+        self._on_settled = on_settled
+        self._prior_rates: Mapping[str, float] = {}
+
+    def install(
+        self, router: Router, specs: Iterable[EndpointSpec]
+    ) -> tuple[list[Endpoint], list[Endpoint]]:
+        """Take over a configuration; returns the endpoints added and removed."""
+        pools: Mapping[str, Pool] = router.pools
+        self._prior_rates = {name: pool.prefill_rate for name, pool in pools.items()}
+        changed = self.fleet.apply(specs, self._prior_rates)
+        self.dispatcher.install(router)
+        return changed
+
+    def take(self, event: End | Renewal | FailedAttempt, now: float) -> None:
+        """One event of the access log."""
+        if isinstance(event, End):
+            self.ledger.ended(event, now)
+        elif isinstance(event, Renewal):
+            self.ledger.renewed(event, now)
+        else:
+            self.ledger.attempt_failed(event, now)
+
+    def housekeep(self, now: float) -> None:
+        """Once a second or so: dead leases, shared rates, sizes of the caches, leftovers of purges."""
+        self.ledger.sweep(now)
+        self.fleet.share_rates(now, self._prior_rates)
+        for endpoint in self.fleet.endpoints.values():
+            self.view.fit(endpoint, endpoint.spec.models[0] if endpoint.spec.models else "")
+        self.view.index.drain()
+
+    def _settled(self, settlement: Settlement, now: float) -> None:
+        self.learner.learn(settlement, now)
+        if self._on_settled is not None:
+            self._on_settled(settlement, now)
