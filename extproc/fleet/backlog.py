@@ -3,13 +3,15 @@
 Rules of this file:
 
 - ``add`` at the decision, ``remove`` when the lease's first token is known to have come or the lease ended;
-- we hear of a first token late (with the record of the request's end), so between events the backlog leaks at the
-  endpoint's prefill rate, and every scrape corrects it;
-- a scrape's first-token counter says how many leases have started. Engines prefill in order of arrival, so these are
-  the oldest; what the younger ones brought is the most that can be left, and that without the part an engine may have
-  computed of the next one is the least: the leaked level is moved into these bounds;
-- an engine that counts computed prompt tokens but no first tokens bounds the level in the same way, by tokens;
-- a counter that stands still while requests end here is not believed. Without counters the level is ``estimated``;
+- we hear of a first token late (with the record of the request's end), so between events the backlog leaks at
+  the endpoint's prefill rate, and every scrape corrects it;
+- a scrape's first-token counter says how many leases have started. Engines prefill in order of arrival, so
+  these are the oldest; what the younger ones brought is the most that can be left, and that without the part
+  an engine may have computed of the next one is the least: the leaked level is moved into these bounds;
+- an engine that counts computed prompt tokens but no first tokens bounds the level in the same way, by
+  tokens;
+- a counter that stands still while requests end here is not believed. Without counters the level is
+  ``estimated``;
 - it is never below zero and never above what open, unstarted leases can explain (``charged``).
 """
 
@@ -22,7 +24,8 @@ from extproc.engines.state import EngineState
 from extproc.fleet.counters import growth
 
 STEP_TOKENS = 4096.0
-"""Tokens an engine may have computed of prompts that its counters do not show yet: about one scheduler step."""
+"""Tokens an engine may have computed of prompts that its counters do not show yet: about one scheduler
+step."""
 _FROZEN_AFTER = 3
 
 
@@ -76,8 +79,8 @@ class Backlog:
     def remove(self, tokens: float, now: float, rate: float) -> None:
         """A lease's first token came, or it ended without one: its tokens no longer wait.
 
-        Leases with equal charges are interchangeable here: if a scrape has said that one of them started, it is taken
-        to be this one.
+        Leases with equal charges are interchangeable here: if a scrape has said that one of them started, it
+        is taken to be this one.
         """
         tokens = max(tokens, 0.0)
         started = self._started.get(tokens, 0)

@@ -6,7 +6,8 @@ from extproc.engines.state import EngineState
 
 
 def growth(previous: EngineState | None, state: EngineState, name: str) -> float | None:
-    """How much the counter grew; None when either scrape lacks it, it is no number, or it fell (a restart)."""
+    """How much the counter grew; None when either scrape lacks it, it is no number, or it fell (a
+    restart)."""
     if previous is None:
         return None
     old: float | None = getattr(previous, name)

@@ -57,7 +57,8 @@ class EndpointSpec:
     tls: bool = False
     kv_events_port: int | None = None
     listed: bool = False
-    """Envoy must be told the address: the cluster has several endpoints behind an ``override_host`` policy."""
+    """Envoy must be told the address: the cluster has several endpoints behind an ``override_host``
+    policy."""
     locality: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,10 +69,12 @@ class EndpointSpec:
 
 
 class Endpoint:
-    """Live state of one endpoint. Mutated only on the event loop's thread, by the ledger, the scraper and the fleet.
+    """Live state of one endpoint. Mutated only on the event loop's thread, by the ledger, the scraper and the
+    fleet.
 
-    ``slot`` is a small integer, unique among live endpoints and reused later: indexes use it as a bit position.
-    ``generation`` grows when the engine restarts, so that whatever was known about its cache can be dropped.
+    ``slot`` is a small integer, unique among live endpoints and reused later: indexes use it as a bit
+    position. ``generation`` grows when the engine restarts, so that whatever was known about its cache can be
+    dropped.
     """
 
     __slots__ = (
@@ -110,7 +113,8 @@ class Endpoint:
         self.stats = Stats()
         self.strangers = Strangers()
         self.adapters: dict[str, float] = {}
-        """Adapter -> when it was last asked for here (monotonic seconds): resident soon, whatever the last scrape said."""
+        """Adapter -> when it was last asked for here (monotonic seconds): resident soon, whatever the last
+        scrape said."""
         self.scrape_interval = 1.0
         """Seconds between scrapes, smoothed."""
         self.state: EngineState | None = None
@@ -123,7 +127,8 @@ class Endpoint:
         return f"Endpoint({self.key}, leases={self.leases})"
 
     def serves(self, model: str) -> bool:
-        """Whether the endpoint may be asked for this model or adapter: declared, resident, or nothing is declared."""
+        """Whether the endpoint may be asked for this model or adapter: declared, resident, or nothing is
+        declared."""
         declared = self.spec.models
         if not declared or model in declared:
             return True
@@ -139,7 +144,8 @@ class Endpoint:
         return int(state.kv_blocks * state.block_size)
 
     def trust(self, now: float) -> float:
-        """How much the newest scrape counts: 1 up to an age of three intervals, then falling to 0 at twelve."""
+        """How much the newest scrape counts: 1 up to an age of three intervals, then falling to 0 at
+        twelve."""
         if self.state is None:
             return 0.0
         intervals = (now - self.state.at) / self.scrape_interval

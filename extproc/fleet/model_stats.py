@@ -1,7 +1,8 @@
 """What we have learnt of each model from usage reports: bytes of prompt in a token, and how long answers get.
 
-Rules of this file: a model starts from the priors and moves towards what usage says, a step of 1/n for the first samples
-and of 1/64 from then on; absurd reports are clipped; at most ``max_models`` names are kept, the longest unused goes.
+Rules of this file: a model starts from the priors and moves towards what usage says, a step of 1/n for the
+first samples and of 1/64 from then on; absurd reports are clipped; at most ``max_models`` names are kept, the
+longest unused goes.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class ModelStats:
         prompt_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> None:
-        """Usage of one finished request. Leave out what was not reported; ``prompt_bytes`` of 0 is not known."""
+        """Usage of one finished request. Leave out what was not reported; ``prompt_bytes`` of 0 is not
+        known."""
         entry = self._entry(model)
         if prompt_tokens and prompt_bytes >= 64:
             # Chat templates add tokens that are not in the bytes; a media part is many tokens in few bytes.

@@ -1,19 +1,21 @@
-"""Learned speeds of one endpoint: prefill, decode slow-down, completions, and how far cache matches can be trusted.
+"""Learned speeds of one endpoint: prefill, decode slow-down, completions, and how far cache matches can be
+trusted.
 
 Rules of this file:
 
 - everything starts at a prior; absurd or missing samples are skipped; nothing is ever zero, negative or NaN;
-- **prefill** (tokens/s): a sample is ``(tokens before + own uncached tokens) / (TTFT - overhead)`` of a streamed request
-  that was mostly its own work, or the growth of the engine's computed-tokens counter over a time in which it was never
-  idle. Waiting for anything else only makes samples smaller, so the estimate is an upper-middle quantile of the last few;
-- the fewer and older the samples, the more the prior counts: what was once slow, and therefore gets no samples, is
-  believed to be as fast as its peers again after a minute or two, and tried. The prior is the pool's setting until peers
-  have samples, then their median;
+- **prefill** (tokens/s): a sample is ``(tokens before + own uncached tokens) / (TTFT - overhead)`` of a
+  streamed request that was mostly its own work, or the growth of the engine's computed-tokens counter over a
+  time in which it was never idle. Waiting for anything else only makes samples smaller, so the estimate is an
+  upper-middle quantile of the last few;
+- the fewer and older the samples, the more the prior counts: what was once slow, and therefore gets no
+  samples, is believed to be as fast as its peers again after a minute or two, and tried. The prior is the
+  pool's setting until peers have samples, then their median;
 - **overhead** (s): lower quartile of the TTFT of requests with hardly any prefill;
-- **slowdown** (s per output token and further active stream): slope of time per output token over active streams, ridge
-  regression towards the prior with slow forgetting;
-- **completion interval** (s): mean gap between completions while others were running; **service** (s): mean time from
-  first token to the end;
+- **slowdown** (s per output token and further active stream): slope of time per output token over active
+  streams, ridge regression towards the prior with slow forgetting;
+- **completion interval** (s): mean gap between completions while others were running; **service** (s): mean
+  time from first token to the end;
 - **match trust** (0..1): cached tokens that usage reports over those we expected.
 """
 
@@ -22,8 +24,8 @@ from __future__ import annotations
 from collections import deque
 
 PRIOR_SLOWDOWN = 0.0002
-"""Seconds per output token for every further active stream: 8B to 70B models on current GPUs go from about 8-20 ms a
-token alone to 25-45 ms with a hundred streams."""
+"""Seconds per output token for every further active stream: 8B to 70B models on current GPUs go from about
+8-20 ms a token alone to 25-45 ms with a hundred streams."""
 PRIOR_OVERHEAD = 0.02
 PRIOR_SERVICE = 4.0
 
@@ -111,7 +113,8 @@ class Rates:
             self._sample(work / max(ttft_s - self.overhead, ttft_s / 5), now)
 
     def observe_counters(self, computed_tokens: float, seconds: float, busy: bool, now: float) -> None:
-        """The engine computed this many prompt tokens in the last ``seconds``; ``busy``: it was never out of prompts."""
+        """The engine computed this many prompt tokens in the last ``seconds``; ``busy``: it was never out of
+        prompts."""
         if not busy:
             self._busy_s = self._busy_tokens = 0.0
             return
@@ -125,7 +128,8 @@ class Rates:
     def observe_completion(
         self, duration_s: float, ttft_s: float | None, output_tokens: int | None, active: float, now: float
     ) -> None:
-        """A request ended well. ``ttft_s`` only if streamed; ``active``: streams here, it included, as it ended."""
+        """A request ended well. ``ttft_s`` only if streamed; ``active``: streams here, it included, as it
+        ended."""
         if not duration_s >= 0.0:
             return
         service = max(duration_s - ttft_s, 0.0) if ttft_s is not None else duration_s
@@ -152,7 +156,8 @@ class Rates:
         return float(1.0 - (1.0 - self._trust) * 0.5 ** (max(now - self._trust_at, 0.0) / (4 * _HALF_LIFE_S)))
 
     def completion_interval(self, active: float) -> float:
-        """Seconds until the next completion with this many active streams (Little's law until gaps are known)."""
+        """Seconds until the next completion with this many active streams (Little's law until gaps are
+        known)."""
         by_service = self.service / max(active, 1.0)
         return self._gap if self._gaps >= 8 else by_service
 

@@ -2,11 +2,13 @@
 
 Rules of this file:
 
-- waiting requests beyond our unstarted leases, and running ones beyond our started ones, are strangers'. A gauge and our
-  count are never of the same instant, so only what two scrapes in a row agree on counts;
-- ``slots``: when something waits and the number of running requests stays the same from one scrape to the next, this is
-  how many the engine runs at a time. A higher number seen running proves it wrong;
+- waiting requests beyond our unstarted leases, and running ones beyond our started ones, are strangers'. A
+  gauge and our count are never of the same instant, so only what two scrapes in a row agree on counts;
+- ``slots``: when something waits and the number of running requests stays the same from one scrape to the
+  next, this is how many the engine runs at a time. A higher number seen running proves it wrong;
 - ``depth`` is the number waiting, smoothed over a few seconds;
+- an engine that has work yet shows the same numbers scrape after scrape shows a picture, not its state: then
+  nothing counts until something moves;
 - a number that is missing, negative or not a number says nothing and changes nothing.
 """
 
@@ -19,6 +21,7 @@ from extproc.engines.state import EngineState
 
 _SMOOTH_S = 5.0
 _FEWEST_SLOTS = 4
+_STILL_SCRAPES = 8
 
 
 @dataclass(slots=True)
@@ -31,10 +34,16 @@ class Strangers:
     depth: float | None = None
     _last_waiting: float | None = None
     _last_running: float | None = None
+    _still: int = 0
+    """Scrapes in a row with work and without any change."""
 
     def observe(self, state: EngineState, previous: EngineState | None, leases: int, unstarted: int) -> None:
         """Compare a scrape with our open leases, of which ``unstarted`` are not known to have started."""
         waiting, running = number(state.waiting), number(state.running)
+        self._still = self._still + 1 if _same(state, previous) and (waiting or running) else 0
+        if self._still >= _STILL_SCRAPES:
+            self.waiting = self.running = self.slots = self.depth = None
+            return
         beyond = None if waiting is None else max(waiting - unstarted, 0.0)
         self.waiting, self._last_waiting = _agreed(self._last_waiting, beyond), beyond
         # All our leases may run already, however many we believe to be unstarted.
@@ -57,6 +66,16 @@ class Strangers:
 def number(value: float | None) -> float | None:
     """The value if it is a finite number of at least zero."""
     return value if value is not None and 0.0 <= value < float("inf") else None
+
+
+def _same(state: EngineState, previous: EngineState | None) -> bool:
+    return previous is not None and (
+        state.waiting == previous.waiting
+        and state.running == previous.running
+        and state.kv_usage == previous.kv_usage
+        and state.generation_tokens_total == previous.generation_tokens_total
+        and state.prompt_tokens_total == previous.prompt_tokens_total
+    )
 
 
 def _agreed(before: float | None, beyond: float | None) -> float | None:

@@ -1,8 +1,9 @@
-"""How an endpoint did in the last minute and the last five: TTFT, durations, success, tokens. Constant memory.
+"""How an endpoint did in the last minute and the last five: TTFT, durations, success, tokens. Constant
+memory.
 
-Rules of this file: a window is a ring of parts; a part is cleared when its time comes round again. Durations are counted
-in bins a third of an octave wide, so a quantile is right to about 12 %. Neutral outcomes (the client's doing) count
-neither for nor against an endpoint.
+Rules of this file: a window is a ring of parts; a part is cleared when its time comes round again. Durations
+are counted in bins a third of an octave wide, so a quantile is right to about 12 %. Neutral outcomes (the
+client's doing) count neither for nor against an endpoint.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Stats:
     def record(
         self, ttft_s: float | None, duration_s: float, output_tokens: int | None, outcome: Outcome, now: float
     ) -> None:
-        """Count one ended request. ``ttft_s`` is None for replies that were not streamed: their first byte is late."""
+        """Count one ended request. ``ttft_s`` is None for replies that were not streamed: their first byte is
+        late."""
         self.minute.record(ttft_s, duration_s, output_tokens, outcome, now)
         self.five_minutes.record(ttft_s, duration_s, output_tokens, outcome, now)
 

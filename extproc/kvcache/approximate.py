@@ -3,15 +3,18 @@
 Rules of this file:
 
 - an endpoint is a small integer, its slot. A block is held by a slot from the moment a prompt is given to it;
-- per slot, blocks are kept in the order of last use. A prompt is entered from its last block to its first, so heads are
-  always younger than tails: when room is wanted tails go first, and what is left of a prompt is a prefix of it;
-- room is counted in blocks: the engine's own KV capacity. Generated text takes room too (``occupy``), is matched by
-  nothing and ages like any block;
-- a :class:`Claim` remembers which blocks a prompt brought. Until it is kept they stand on its word alone: ``undo`` takes
-  back those that no other claim stands for. After either, or when the slot was purged, a claim does nothing;
-- one dict maps a block to a bit mask of its holders, so one walk along a prompt answers for all endpoints, and its cost
-  does not depend on how many blocks there are;
-- forgetting a whole endpoint is spread over later calls (``drain``): nobody waits for a big index to be emptied.
+- per slot, blocks are kept in the order of last use. A prompt is entered from its last block to its first, so
+  heads are always younger than tails: when room is wanted tails go first, and what is left of a prompt is a
+  prefix of it;
+- room is counted in blocks: the engine's own KV capacity. Generated text takes room too (``occupy``), is
+  matched by nothing and ages like any block;
+- a :class:`Claim` remembers which blocks a prompt brought. Until it is kept they stand on its word alone:
+  ``undo`` takes back those that no other claim stands for. After either, or when the slot was purged, a claim
+  does nothing;
+- one dict maps a block to a bit mask of its holders, so one walk along a prompt answers for all endpoints,
+  and its cost does not depend on how many blocks there are;
+- forgetting a whole endpoint is spread over later calls (``drain``): nobody waits for a big index to be
+  emptied.
 
 Not for several threads.
 """
@@ -25,8 +28,8 @@ _DRAIN_STEP = 64
 
 
 class _Shelf:
-    """One slot's blocks, oldest first. A block's value is how many open claims it stands on, 0 once one was kept; a
-    negative key is generated text and its value how many blocks that takes."""
+    """One slot's blocks, oldest first. A block's value is how many open claims it stands on, 0 once one was
+    kept; a negative key is generated text and its value how many blocks that takes."""
 
     __slots__ = ("bit", "blocks", "cap", "size", "wanted")
 
@@ -68,8 +71,8 @@ class Claim:
 
 
 class ApproximateIndex:
-    """Blocks by holder. ``max_blocks`` bounds the sum over all slots; ``default_blocks`` is a slot's room until
-    :meth:`resize` knows better."""
+    """Blocks by holder. ``max_blocks`` bounds the sum over all slots; ``default_blocks`` is a slot's room
+    until :meth:`resize` knows better."""
 
     def __init__(self, max_blocks: int = 2_000_000, default_blocks: int = 8192) -> None:
         self.max_blocks = max_blocks
@@ -78,8 +81,8 @@ class ApproximateIndex:
         self._masks: dict[int, int] = {}
         self._shelves: dict[int, _Shelf] = {}
         self._slots: list[int] = []
-        """Bit position -> slot, -1 while the bit has no owner. Bits are not slots: a purged slot gets a new bit at
-        once, the old one is free again when its blocks are gone."""
+        """Bit position -> slot, -1 while the bit has no owner. Bits are not slots: a purged slot gets a new
+        bit at once, the old one is free again when its blocks are gone."""
         self._free_bits: list[int] = []
         self._owned = 0
         """Mask of the bits that have an owner."""
@@ -205,7 +208,8 @@ class ApproximateIndex:
         self._share()
 
     def purge(self, slot: int) -> None:
-        """Nothing is known any more of what the slot holds; open claims on it end. Its room is the default again."""
+        """Nothing is known any more of what the slot holds; open claims on it end. Its room is the default
+        again."""
         shelf = self._shelves.pop(slot, None)
         if shelf is None:
             return

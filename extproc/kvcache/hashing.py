@@ -2,14 +2,15 @@
 
 Rules of this file:
 
-- a prompt is cut into blocks of ``block_bytes`` bytes (or as many token ids as fill a block at four bytes an id); the
-  rest at the end that fills no block has no hash, as an engine caches no part of a KV block;
+- a prompt is cut into blocks of ``block_bytes`` bytes (or as many token ids as fill a block at four bytes an
+  id); the rest at the end that fills no block has no hash, as an engine caches no part of a KV block;
 - ``hash[i] = xxh3_64(block[i], seed=hash[i - 1])``: a block's hash stands for everything before it;
-- the chain starts from the installation's secret seed, the kind of prompt, model, adapter and cache salt. Without the
-  seed nobody can make collisions or confirm a guessed prompt from a recorded hash.
+- the chain starts from the installation's secret seed, the kind of prompt, model, adapter and cache salt.
+  Without the seed nobody can make collisions or confirm a guessed prompt from a recorded hash.
 
-256 bytes are about 64 tokens of English: half a block, the mean loss at the end of a match, costs an engine a few
-milliseconds; hashing 220 KB takes about 100 us. XXH3: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+256 bytes are about 64 tokens of English: half a block, the mean loss at the end of a match, costs an engine a
+few milliseconds; hashing 220 KB takes about 100 us. XXH3:
+https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def hash_blocks(
     block_bytes: int = BLOCK_BYTES,
     max_blocks: int = MAX_BLOCKS,
 ) -> list[int]:
-    """Hashes of the prompt's full blocks, unsigned 64-bit, first block first; empty for prompts under one block."""
+    """Hashes of the prompt's full blocks, unsigned 64-bit, first block first; empty for prompts under one
+    block."""
     if prompt.token_ids is not None:
         kind = "ids"
         wanted = prompt.token_ids[: max_blocks * (block_bytes // 4)]

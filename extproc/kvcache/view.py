@@ -1,8 +1,9 @@
-"""The one question about caches: how many leading tokens of this prompt does each endpoint hold, or is about to hold?
+"""The one question about caches: how many leading tokens of this prompt does each endpoint hold, or is about
+to hold?
 
-Rules of this file: a prompt is hashed once (:meth:`CacheView.look`) and may be matched again later, after a wait in a
-queue; tokens are blocks times the tokens in a block, learned per model; at least one token is never held, because an
-engine always computes the last one to have something to sample from.
+Rules of this file: a prompt is hashed once (:meth:`CacheView.look`) and may be matched again later, after a
+wait in a queue; tokens are blocks times the tokens in a block, learned per model; at least one token is never
+held, because an engine always computes the last one to have something to sample from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reading a strategy's options from the configuration: every option is typed, bounded and known, or it is an error."""
+"""Reading a strategy's options from the configuration: every option is typed, bounded and known, or it is an
+error."""
 
 from __future__ import annotations
 

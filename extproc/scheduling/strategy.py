@@ -11,7 +11,8 @@ from extproc.fleet.endpoint import Endpoint
 
 @dataclass(slots=True)
 class Query:
-    """What a strategy may know of a request. Token numbers are estimates unless a tokenizer or usage said otherwise."""
+    """What a strategy may know of a request. Token numbers are estimates unless a tokenizer or usage said
+    otherwise."""
 
     request_id: str
     model: str = ""
@@ -36,7 +37,8 @@ class Candidate:
 
 @dataclass(slots=True)
 class Choice:
-    """A candidate with its cost (lower is better; the unit is the strategy's) and the terms the cost is made of."""
+    """A candidate with its cost (lower is better; the unit is the strategy's) and the terms the cost is made
+    of."""
 
     endpoint: Endpoint
     cost: float = 0.0
@@ -46,7 +48,8 @@ class Choice:
 
 
 class Strategy(Protocol):
-    """Orders candidates. One small class with one method; learned state lives on the endpoints or in the object."""
+    """Orders candidates. One small class with one method; learned state lives on the endpoints or in the
+    object."""
 
     @property
     def terms(self) -> tuple[str, ...]:

@@ -1,0 +1,77 @@
+"""The default: the endpoint where the request starts, and then streams, soonest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from extproc.scheduling.cost import (
+    AdapterTerm,
+    DecodeTerm,
+    PrefillTerm,
+    PressureTerm,
+    QueueTerm,
+    SlotsTerm,
+    Term,
+)
+from extproc.scheduling.strategy import Candidate, Choice, Query
+
+_PEERS_EVERY_S = 1.0
+
+
+class ExpectedLatency:
+    """Sum of the cost terms in seconds. Warm caches and load are one currency: a hot prefix goes to a second
+    replica when waiting for the first costs more than computing the prefix again, and not before.
+
+    Costs within ``tie_s`` of the lowest are equal: nothing is known to the millisecond. Equals go by fewest
+    leases, then rotation.
+    """
+
+    def __init__(self, *, tie_s: float = 0.001, adapter_load_s: float = 0.5) -> None:
+        self._tie_s = tie_s
+        self._terms: tuple[Term, ...] = (
+            QueueTerm(),
+            PrefillTerm(),
+            SlotsTerm(),
+            AdapterTerm(adapter_load_s),
+            DecodeTerm(),
+            PressureTerm(),
+        )
+        self._peers_at = float("-inf")
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The cost terms, in seconds."""
+        return tuple(f"{term.name} s" for term in self._terms)
+
+    def rank(self, query: Query, candidates: Sequence[Candidate], now: float) -> list[Choice]:
+        """Lowest cost first."""
+        if now - self._peers_at >= _PEERS_EVERY_S:
+            self._peers_at = now
+            share_rates(candidates, now)
+        rows = list(zip(*(term.seconds(query, candidates, now) for term in self._terms), strict=True))
+        costs = [sum(row) for row in rows]
+        equal = min(costs) + self._tie_s
+        keys = [
+            (0.0 if cost <= equal else cost, candidate.endpoint.leases, candidate.endpoint.tick, at)
+            for at, (cost, candidate) in enumerate(zip(costs, candidates, strict=True))
+        ]
+        keys.sort()
+        return [
+            Choice(candidates[at].endpoint, costs[at], rows[at], candidates[at].matched_tokens)
+            for _, _, _, at in keys
+        ]
+
+
+def share_rates(candidates: Sequence[Candidate], now: float) -> None:
+    """Tell endpoints without samples what their peers do: the median is a better prior than a configured
+    guess."""
+    fresh = [
+        candidate.endpoint.rates.prefill_at(now)
+        for candidate in candidates
+        if candidate.endpoint.rates.fresh(now)
+    ]
+    if fresh:
+        peers = median(fresh)
+        for candidate in candidates:
+            candidate.endpoint.rates.prior = peers
