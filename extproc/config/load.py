@@ -23,7 +23,7 @@ def load(config_path: Path, clusters_path: Path | None = None, *, generation: in
     """
     problems: list[Problem] = []
     document, settings = load_settings(config_path, problems)
-    clusters = load_clusters(clusters_path or _clusters_path(document, settings, config_path), problems)
+    clusters = load_clusters(clusters_path or clusters_path_of(document, settings, config_path), problems)
     if settings is None or clusters is None:
         raise ConfigError(problems)
     try:
@@ -61,7 +61,7 @@ def shown_path(path: Path) -> str:
     return absolute if relative.startswith("..") else relative
 
 
-def _clusters_path(document: Document, settings: Settings | None, config_path: Path) -> Path:
+def clusters_path_of(document: Document, settings: Settings | None, config_path: Path) -> Path:
     """Where the clusters are, even when the settings are wrong elsewhere: both files' problems are wanted
     at once."""
     if settings is not None:

@@ -53,6 +53,6 @@ class Envoy(Section):
     """Engine clusters, edited by people; watched."""
     live: FilePath = "envoy/live"  # type: ignore[assignment]
     """Folder that Envoy reads its clusters from; written by extproc only."""
-    admin: AddressText | None = "127.0.0.1:9901"
+    admin: AddressText | None = "unix:envoy/live/envoy-admin.sock"
     """Envoy's admin address, asked whether new clusters have arrived before they are used; `null`: do not
     ask."""
