@@ -41,7 +41,7 @@ def check(
             if settings is None:
                 folder = config_path.absolute().parent
                 settings = Settings.model_validate({}, context={"folder": folder})
-            problems += lint(bootstrap, settings)
+            problems += lint(bootstrap, settings, clusters.names if clusters is not None else ())
             problems += _static_engines(bootstrap, clusters_path, envoy_yaml_path)
             if envoy_binary is not None:
                 folder = envoy_yaml_path.absolute().parent

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 from extproc.config.address import parse_address
 from extproc.config.clusters import Clusters
+from extproc.config.envoy_message import did_you_mean
 from extproc.config.problem import Problem
 from extproc.config.schema import Settings
 from extproc.config.schema.pools import RouteSettings
-from extproc.config.validation import did_you_mean
 from extproc.config.yaml_source import Document, NodePath
 from extproc.routing.pool import Pool
 from extproc.scheduling import registry
@@ -42,7 +42,7 @@ def _pools(
     for name in settings.pools:
         at: NodePath = ("pools", name)
         if name not in inhabited:
-            hint = did_you_mean(name, inhabited)
+            hint = did_you_mean(name, list(inhabited))
             yield document.problem(
                 at,
                 f"no cluster names pool `{name}` in its metadata, so it has no endpoints{hint}",
@@ -59,13 +59,13 @@ def _pools(
                 yield document.problem(
                     (*at, "aliases", alias),
                     f"alias `{alias}` stands for `{target}`, which pool `{name}` does not serve unless "
-                    f"an engine reports an adapter of that name{did_you_mean(target, pool.models)}",
+                    f"an engine reports an adapter of that name{did_you_mean(target, list(pool.models))}",
                     fatal=False,
                 )
     if settings.default_pool is not None and settings.default_pool not in pools:
         yield document.problem(
             ("default_pool",),
-            f"there is no pool `{settings.default_pool}`{did_you_mean(settings.default_pool, pools)}; "
+            f"there is no pool `{settings.default_pool}`{did_you_mean(settings.default_pool, list(pools))}; "
             f"pools: {_listed(list(pools))}",
         )
 
@@ -120,7 +120,7 @@ def _routes(
             yield document.problem(
                 (*at, "pool"),
                 f"route `{route.name}` names pool `{route.pool}`, which does not exist"
-                f"{did_you_mean(route.pool, pools)}; pools: {_listed(list(pools))}",
+                f"{did_you_mean(route.pool, list(pools))}; pools: {_listed(list(pools))}",
             )
             continue
         yield from _route_models(route, pools[route.pool], at, document)
@@ -135,7 +135,7 @@ def _route_models(route: RouteSettings, pool: Pool, at: NodePath, document: Docu
         yield document.problem(
             (*at, "model"),
             f"route `{route.name}` puts in model `{route.model}`, which pool `{pool.name}` does not "
-            f"serve unless an engine reports an adapter of that name{did_you_mean(route.model, known)}",
+            f"serve unless an engine reports an adapter of that name{did_you_mean(route.model, list(known))}",
             fatal=False,
         )
     strangers = [model for model in route.match.model if model not in known] if route.model is None else []
@@ -144,7 +144,7 @@ def _route_models(route: RouteSettings, pool: Pool, at: NodePath, document: Docu
             (*at, "match", "model"),
             f"route `{route.name}` matches model `{model}`, which pool `{pool.name}` does not serve, so such "
             "requests get a 404 unless an engine reports an adapter of that name"
-            f"{did_you_mean(model, known)}; add an alias to the pool, or `model:` to the route",
+            f"{did_you_mean(model, list(known))}; add an alias to the pool, or `model:` to the route",
             fatal=False,
         )
 
@@ -182,7 +182,7 @@ def _strategies(settings: Settings, document: Document) -> Iterator[Problem]:
         if name not in registry.NAMES:
             yield document.problem(
                 (*at, "strategy"),
-                f"unknown strategy `{name}`{did_you_mean(name, registry.NAMES)}; "
+                f"unknown strategy `{name}`{did_you_mean(name, list(registry.NAMES))}; "
                 f"strategies: {_listed(sorted(registry.NAMES))}",
             )
             continue

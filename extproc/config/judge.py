@@ -94,7 +94,7 @@ def _problem(
         line = _find(bootstrap, path, word)
         if line is not None:
             return Problem(bootstrap.file, line, message)
-    return bootstrap.problem(path, message)
+    return bootstrap.problem(path, message) if path else Problem(bootstrap.file, 0, message)
 
 
 def _path(text: str) -> NodePath:

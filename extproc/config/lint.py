@@ -7,7 +7,7 @@ bootstrap. The defaults named are Envoy 1.40's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from extproc.config.lint_clusters import lint_extproc_cluster, lint_files
 from extproc.config.lint_routes import lint_routes
@@ -20,8 +20,11 @@ _REQUEST_ID = "x-gateway-request-id"
 _WHOLE_BODY = ("BUFFERED", "FULL_DUPLEX_STREAMED")
 
 
-def lint(document: Document, settings: Settings) -> list[Problem]:
-    """Everything in the bootstrap that loses requests, lets them pass unjudged, or blinds extproc."""
+def lint(document: Document, settings: Settings, published: Collection[str] = ()) -> list[Problem]:
+    """Everything in the bootstrap that loses requests, lets them pass unjudged, or blinds extproc.
+
+    ``published``: names of the clusters that Envoy gets from the clusters file.
+    """
     root = Node(document, (), document.data)
     managers = [
         manager
@@ -51,7 +54,7 @@ def lint(document: Document, settings: Settings) -> list[Problem]:
             problems += _ext_proc(ext_proc, settings)
         problems += lint_routes(root, manager, settings)
     for name in sorted(_extproc_clusters(managers)):
-        problems += lint_extproc_cluster(root, name, settings)
+        problems += lint_extproc_cluster(root, name, settings, published)
     return problems
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePath
 
 from extproc.config.address import Address, is_loopback, parse_address
@@ -11,12 +11,14 @@ from extproc.config.problem import Problem
 from extproc.config.schema import Settings
 
 
-def lint_extproc_cluster(root: Node, name: str, settings: Settings) -> Iterator[Problem]:
+def lint_extproc_cluster(
+    root: Node, name: str, settings: Settings, published: Collection[str]
+) -> Iterator[Problem]:
     """Whether the cluster that stands for extproc reaches us, with all requests."""
     clusters = root.at("static_resources", "clusters")
     cluster = next((item for item in clusters.items() if item.at("name").text == name), None)
     if cluster is None:
-        if not root.at("dynamic_resources", "cds_config"):
+        if name not in published:
             yield clusters.problem(
                 f"the ext_proc filter names cluster `{name}`, which does not exist; add it"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from extproc.config.envoy_message import did_you_mean
 from extproc.config.problem import ConfigError, Problem
 from extproc.config.schema.base import Section, shown
 from extproc.config.schema.settings import Settings
@@ -47,12 +47,6 @@ def settings_from(document: Document, folder: Path) -> Settings:
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise ConfigError([_problem(document, detail) for detail in found]) from error
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean `x`?`` or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def section_at(root: type[Section], path: Iterable[str | int]) -> type[Section] | None:
