@@ -80,6 +80,7 @@ class Endpoint:
     __slots__ = (
         "adapters",
         "backlog",
+        "fresh_until",
         "generation",
         "health",
         "key",
@@ -117,6 +118,8 @@ class Endpoint:
         scrape said."""
         self.scrape_interval = 1.0
         """Seconds between scrapes, smoothed."""
+        self.fresh_until = float("-inf")
+        """Until when the newest scrape counts in full."""
         self.state: EngineState | None = None
         """The newest scrape, whatever its age; None before the first."""
         self.scrape_failures = 0
@@ -166,6 +169,7 @@ class Endpoint:
                 busy = was_busy and self.backlog.level > 0.0 and not self.backlog.estimated and free
                 self.rates.observe_counters(computed, seconds, busy, now)
         self.state = state
+        self.fresh_until = state.at + _FRESH * self.scrape_interval
 
     def asked_for(self, adapter: str, now: float) -> None:
         """A request for this adapter was decided for the endpoint: the engine loads it."""

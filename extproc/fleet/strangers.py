@@ -32,6 +32,10 @@ class Strangers:
     running: float | None = None
     slots: float | None = None
     depth: float | None = None
+    free_tokens: float | None = None
+    """Tokens that still fit into the KV cache; None unless the engine told its size, use and running requests."""
+    tokens_per_request: float = 1.0
+    """KV tokens that one completion frees, on average."""
     _last_waiting: float | None = None
     _last_running: float | None = None
     _still: int = 0
@@ -42,8 +46,9 @@ class Strangers:
         waiting, running = number(state.waiting), number(state.running)
         self._still = self._still + 1 if _same(state, previous) and (waiting or running) else 0
         if self._still >= _STILL_SCRAPES:
-            self.waiting = self.running = self.slots = self.depth = None
+            self.waiting = self.running = self.slots = self.depth = self.free_tokens = None
             return
+        self._observe_memory(state, running)
         beyond = None if waiting is None else max(waiting - unstarted, 0.0)
         self.waiting, self._last_waiting = _agreed(self._last_waiting, beyond), beyond
         # All our leases may run already, however many we believe to be unstarted.
@@ -61,6 +66,14 @@ class Strangers:
             else:
                 weight = 1.0 - math.exp(-max(state.at - previous.at, 0.0) / _SMOOTH_S)
                 self.depth += (waiting - self.depth) * weight
+
+    def _observe_memory(self, state: EngineState, running: float | None) -> None:
+        usage = number(state.kv_usage)
+        self.free_tokens = None
+        if running and usage is not None and usage <= 1.0 and state.kv_blocks and state.block_size:
+            room = state.kv_blocks * state.block_size
+            self.free_tokens = (1.0 - usage) * room
+            self.tokens_per_request = max(usage * room / running, 1.0)
 
 
 def number(value: float | None) -> float | None:

@@ -11,6 +11,7 @@ from extproc.scheduling.cost import (
     PrefillTerm,
     PressureTerm,
     QueueTerm,
+    Scene,
     SlotsTerm,
     Term,
 )
@@ -49,16 +50,17 @@ class ExpectedLatency:
         if now - self._peers_at >= _PEERS_EVERY_S:
             self._peers_at = now
             share_rates(candidates, now)
-        rows = list(zip(*(term.seconds(query, candidates, now) for term in self._terms), strict=True))
-        costs = [sum(row) for row in rows]
+        scene = Scene(candidates, now)
+        rows = list(zip(*(term.seconds(query, scene, now) for term in self._terms), strict=True))
+        costs = list(map(sum, rows))
         equal = min(costs) + self._tie_s
         keys = [
-            (0.0 if cost <= equal else cost, candidate.endpoint.leases, candidate.endpoint.tick, at)
-            for at, (cost, candidate) in enumerate(zip(costs, candidates, strict=True))
+            (0.0 if cost <= equal else cost, endpoint.leases, endpoint.tick, at)
+            for at, (cost, endpoint) in enumerate(zip(costs, scene.endpoints, strict=True))
         ]
         keys.sort()
         return [
-            Choice(candidates[at].endpoint, costs[at], rows[at], candidates[at].matched_tokens)
+            Choice(scene.endpoints[at], costs[at], rows[at], candidates[at].matched_tokens)
             for _, _, _, at in keys
         ]
 
