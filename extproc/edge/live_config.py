@@ -1,0 +1,185 @@
+"""The configuration that rules now, and the road to the next one.
+
+Rules of this file:
+
+- both files are read, checked and built into one snapshot; a bad one changes nothing but a log line and a counter;
+- a change that takes more than half of a pool's endpoints needs ``removal.allow_big_removals`` (a truncated file must not
+  empty a pool);
+- additions: publish, wait until Envoy uses the clusters, then swap the snapshot. Removals: swap, wait for the leases or the
+  deadline, then publish without them. A file that Envoy refuses keeps the old snapshot;
+- one change at a time; what came meanwhile is read afterwards, so the newest files always win;
+- addresses that DNS changed are swapped in without touching Envoy: it asks DNS itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from extproc.config.load import load
+from extproc.config.problem import ConfigError, Problem
+from extproc.config.snapshot import Snapshot
+from extproc.edge.publisher import Publication, Publisher
+from extproc.edge.resolver import Resolver
+from extproc.edge.watcher import Fingerprint, changes, fingerprint
+from extproc.fleet.endpoint import EndpointSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ReloadCounts:
+    """Running totals, read by the metrics."""
+
+    taken: int = 0
+    refused: int = 0
+    """Bad files, or files that Envoy did not take."""
+
+
+class LiveConfig:
+    """Owns the snapshot. ``install`` swaps it into the core; ``idle`` waits until no lease needs a removed endpoint."""
+
+    def __init__(
+        self,
+        config_path: Path,
+        snapshot: Snapshot,
+        publisher: Publisher,
+        *,
+        install: Callable[[Snapshot, tuple[EndpointSpec, ...]], None],
+        idle: Callable[[], Awaitable[object]],
+    ) -> None:
+        self.snapshot = snapshot
+        self.counts = ReloadCounts()
+        self.problems: tuple[Problem, ...] = ()
+        """Of the last attempt; empty when it was taken."""
+        self.config_path = config_path
+        self._publisher = publisher
+        self._resolver = Resolver(snapshot.clusters.dns)
+        self._install = install
+        self._idle = idle
+        self._lock = asyncio.Lock()
+        self._removal: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Resolve, publish and install the first snapshot."""
+        await self._resolver.refresh()
+        outcome = await self._publisher.publish(self.snapshot.clusters.resources)
+        if outcome is Publication.REFUSED:
+            log.error("Envoy refuses the published clusters; its log says why")
+        self._swap(self.snapshot)
+
+    async def run(self) -> None:
+        """Watch files and names for ever; ends by cancellation."""
+        names = asyncio.create_task(self._resolver.run(self._readdress))
+        try:
+            while True:
+                await self._watch_once()
+        finally:
+            names.cancel()
+            if self._removal is not None:
+                self._removal.cancel()
+
+    async def reload(self) -> tuple[Problem, ...]:
+        """Read the files and take them over; returns what is wrong, nothing when they were taken."""
+        async with self._lock:
+            current = self.snapshot
+            try:
+                snapshot = await asyncio.to_thread(load, self.config_path, generation=current.generation + 1)
+                self._guard_removals(current, snapshot)
+            except ConfigError as error:
+                return self._refuse(error.problems)
+            self._resolver.watch(snapshot.clusters.dns)
+            await self._resolver.refresh()
+            try:
+                outcome = await self._publisher.publish(snapshot.clusters.resources)
+            except OSError as error:
+                message = f"cannot be written: {error.strerror}; clusters stay as they were"
+                return self._refuse([Problem(str(snapshot.settings.envoy.live), 0, message)])
+            if outcome is Publication.REFUSED:
+                self._resolver.watch(current.clusters.dns)
+                message = "Envoy refuses these clusters (its log says why); the last good ones stay"
+                return self._refuse([Problem(str(snapshot.settings.envoy.clusters), 0, message)])
+            self._swap(snapshot)
+            self.counts.taken += 1
+            self.problems = ()
+            log.info(
+                "configuration taken", extra={"generation": snapshot.generation, "envoy": outcome.value}
+            )
+            for warning in snapshot.warnings:
+                log.warning(str(warning))
+            self._finish_removal(snapshot)
+            return ()
+
+    @property
+    def unresolved(self) -> frozenset[tuple[str, int]]:
+        """DNS names whose last question failed."""
+        return self._resolver.failing
+
+    async def _watch_once(self) -> None:
+        """Until the set of files to watch changes."""
+        paths = self._files()
+        state: Fingerprint = await asyncio.to_thread(fingerprint, paths)
+        async for changed in changes(paths, since=state):
+            log.info("files changed", extra={"files": sorted(path.name for path in changed)})
+            await self.reload()
+            if self._files() != paths:
+                return
+
+    def _files(self) -> tuple[Path, ...]:
+        settings = self.snapshot.settings
+        return (self.config_path, settings.envoy.clusters, *self.snapshot.clusters.files)
+
+    def _swap(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._install(snapshot, snapshot.clusters.expand(self._resolver.addresses))
+
+    async def _readdress(self) -> None:
+        async with self._lock:
+            self._swap(self.snapshot)
+
+    def _finish_removal(self, snapshot: Snapshot) -> None:
+        resources = snapshot.clusters.resources
+        if self._publisher.removes(resources):
+            deadline_s = snapshot.settings.removal.drain_deadline
+            waiting = self._publisher.finish_removal(resources, self._idle, deadline_s)
+            self._removal = asyncio.create_task(_logged(waiting))
+
+    def _refuse(self, problems: list[Problem] | tuple[Problem, ...]) -> tuple[Problem, ...]:
+        self.counts.refused += 1
+        self.problems = tuple(problems)
+        log.error("configuration refused, the old one stays", extra={"problems": len(self.problems)})
+        for problem in self.problems:
+            log.error(str(problem))
+        return self.problems
+
+    def _guard_removals(self, old: Snapshot, new: Snapshot) -> None:
+        if new.settings.removal.allow_big_removals:
+            return
+        kept = {spec.key for spec in new.clusters.endpoints}
+        before = Counter(spec.pool for spec in old.clusters.endpoints)
+        lost = Counter(spec.pool for spec in old.clusters.endpoints if spec.key not in kept)
+        file = str(new.settings.envoy.clusters)
+        problems = [
+            Problem(
+                file,
+                0,
+                f"this takes {count} of {before[pool]} endpoints from pool `{pool}`; if that is meant, write "
+                "`removal: {allow_big_removals: true}` in extproc.yaml for this change",
+            )
+            for pool, count in lost.items()
+            if count * 2 > before[pool]
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+
+async def _logged(waiting: Awaitable[bool]) -> None:
+    try:
+        if await waiting:
+            log.info("removed clusters are gone from Envoy")
+    except OSError:
+        log.exception("removed clusters could not be taken from Envoy")
