@@ -195,7 +195,7 @@ class _Reader:
         return value
 
     def _any(self, data: object, path: NodePath) -> Any:
-        nothing = {"@type": "type.googleapis.com/google.protobuf.Empty", "value": {}}
+        nothing = {"@type": "type.googleapis.com/google.protobuf.Empty"}
         url = data.get("@type") if isinstance(data, dict) else None
         if not isinstance(data, dict) or not isinstance(url, str):
             self.report(path, f'`{_last(path)}` needs an "@type" that says what it is')

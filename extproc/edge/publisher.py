@@ -44,7 +44,7 @@ class Publication(StrEnum):
     UNCHANGED = "unchanged"
     """The live file says so already."""
     UNCONFIRMED = "unconfirmed"
-    """Written, but Envoy cannot be asked: no admin address (the fixed time was waited), or it does not run."""
+    """Written, but Envoy cannot be asked: no admin address (a fixed time was waited), or it is not up."""
     LATE = "late"
     """Written, not refused, and not in use within the time: a name that does not resolve, or a busy Envoy."""
     REFUSED = "refused"

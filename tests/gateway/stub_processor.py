@@ -18,7 +18,7 @@ _LIMIT = 80 * 1024 * 1024
 
 @dataclass(slots=True)
 class Stub(ep_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
-    """Sends every request to ``groups`` (one cluster an attempt) and ``hosts``; ``reject`` answers instead."""
+    """Sends every request to ``groups`` (one cluster an attempt) and ``hosts``; or answers ``reject``."""
 
     groups: Sequence[str] = ()
     hosts: str = ""
