@@ -76,7 +76,7 @@ class Engine:
         self._arrivals = 0
         self._run: Run | None = None
         self._wake: float | None = None
-        self._full = False
+        self._blocked: tuple[int, int] | None = None
         self._now = 0.0
         self._events: list[Event] = []
 
@@ -102,7 +102,7 @@ class Engine:
         self._enqueue(seq)
         if self._run is None:
             self._wake = now
-        elif not self._full or self._queue[0][2] is seq:
+        elif self._blocked is None or (job.priority, seq.order) < self._blocked:
             self._run.stop_after_current(now)
 
     def cancel(self, job_id: str, now: float) -> None:
@@ -213,7 +213,7 @@ class Engine:
             budget -= chunk
             seconds += cost
             chunks.append((seq, chunk))
-        self._full = False
+        self._blocked = None
         if not made_room:
             seconds += self._admit(budget, at, chunks)
         if not self._running:
@@ -280,7 +280,7 @@ class Engine:
                 or len(self._running) >= self.profile.max_num_seqs
                 or not self._reserve(seq, reserved)
             ):
-                self._full = True
+                self._blocked = queue[0][:2]
                 break
             heapq.heappop(queue)
             self._forget_waiting(seq)
