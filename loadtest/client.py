@@ -144,6 +144,7 @@ class _Connection(asyncio.BufferedProtocol):
             now = self.client.loop.time()
             if not body_bytes:
                 sample.first_s = now
+                self.client.streaming += 1
             elif parser.events > events and sample.stream:
                 self.client.gaps.record(now - sample.last_s)
             sample.last_s = now
@@ -180,6 +181,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._sample = self._done = self._timer = None
         sample.end_s = self.client.loop.time()
+        if sample.first_s:
+            self.client.streaming -= 1
         sample.status, sample.events, sample.body_bytes = parser.status, parser.events, parser.body_bytes
         if not error and not 200 <= parser.status < 300:
             error = f"http_{parser.status}"
@@ -206,6 +209,8 @@ class Client:
         self.gaps = Histogram()
         """Seconds between reads that carried tokens, over all streams (inter-token latency)."""
         self.in_flight = 0
+        self.streaming = 0
+        """Exchanges whose first body byte has come and whose end has not."""
         self._max_open = max_open
         self._open: set[_Connection] = set()
         self._connecting = 0

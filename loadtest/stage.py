@@ -181,12 +181,7 @@ def _start_arm(children: Processes, name: str, engine_ports: list[int], director
         made = bare_config(config, port, admin_port, engine_ports[0])
     elif name == "trivial":
         made = trivial_config(config, port, admin_port, engine_ports[0], socket_path)
-        endpoint = f"127.0.0.1:{engine_ports[0]}"
-        arguments = ("--listen", f"unix:{socket_path}", "--cluster", "engine", "--endpoint", endpoint)
-        arm.pids["processor"] = children.start(
-            "trivial-processor", python("loadtest.trivial_processor", *arguments)
-        )
-        children.wait_for("trivial-processor", lambda: _socket_listening(socket_path))
+        arm.pids["processor"] = start_trivial(children, socket_path, engine_ports[0])
         arm.processor_socket = socket_path
     elif name == "extproc":
         made = extproc_config(config, port, admin_port, socket_path)
@@ -196,6 +191,23 @@ def _start_arm(children: Processes, name: str, engine_ports: list[int], director
         raise ValueError(f"{name}: want bare, trivial or extproc")
     arm.pids["envoy"] = _start_envoy(children, name, made, directory, port)
     return arm
+
+
+def start_trivial(children: Processes, socket_path: Path, engine_port: int) -> int:
+    """Start the trivial processor; returns its process id. Raises StartError."""
+    socket_path.parent.mkdir(parents=True, exist_ok=True)
+    name = "trivial-processor"
+    where = (
+        "--listen",
+        f"unix:{socket_path}",
+        "--cluster",
+        "engine",
+        "--endpoint",
+        f"127.0.0.1:{engine_port}",
+    )
+    pid = children.start(name, python("loadtest.trivial_processor", *where))
+    children.wait_for(name, lambda: _socket_listening(socket_path))
+    return pid
 
 
 def start_extproc(

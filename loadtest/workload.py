@@ -27,7 +27,12 @@ BLOCK_TOKENS = 512
 _BYTES_PER_TOKEN = 4
 
 # 64 words of three letters: with the space before it each is one token in the common vocabularies.
-_WORDS = ["the", "and", "for", "are", "but", "not", "you", "all", "any", "can", "had", "her", "was", "one", "our", "out", "day", "get", "has", "him", "his", "how", "man", "new", "now", "old", "see", "two", "way", "who", "boy", "did", "its", "let", "put", "say", "she", "too", "use", "dad", "mom", "car", "dog", "run", "sun", "sea", "sky", "map", "box", "cup", "key", "pen", "bag", "bed", "bus", "cat", "eye", "hat", "ice", "job", "leg", "red", "big", "six"]
+_LIST = (
+    "the and for are but not you all any can had her was one our out day get has him his how man new now "
+    "old see two way who boy did its let put say she too use dad mom car dog run sun sea sky map box cup "
+    "key pen bag bed bus cat eye hat ice job leg red big six"
+)
+_WORDS = tuple(_LIST.split())
 assert len(_WORDS) == 64
 
 
