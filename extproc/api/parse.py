@@ -13,6 +13,7 @@ a thread.
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import msgspec
@@ -98,19 +99,32 @@ def _read_json(request: InferenceRequest, body: bytes) -> None:
     """Fill ``request``; ValueError when the body is no JSON object even for a tolerant reader."""
     try:
         try:
-            keys = _body.decode(body)
-            _fill(request, keys)
-            if request.model is not None:
-                request.model_span = model_span(body, bytes(keys.model))
+            _read_strict(request, body)
         except msgspec.DecodeError:
-            if len(body) > tolerant.LARGEST:
-                _read_model_only(request, body)
-                return
-            _fill(request, _body.decode(tolerant.clean(body, _KEYS)))
-            if request.model is not None and tolerant.is_ascii_superset(body):
-                request.model_span = find_model(body)
+            _read_tolerant(request, body)
     except RecursionError:
         _read_model_only(request, body[:_DEEPEST_SCAN])
+
+
+def _read_strict(request: InferenceRequest, body: bytes) -> None:
+    keys = _body.decode(body)
+    _fill(request, keys)
+    if request.model is not None:
+        request.model_span = model_span(body, bytes(keys.model))
+
+
+def _read_tolerant(request: InferenceRequest, body: bytes) -> None:
+    patched = tolerant.patch(body)
+    if patched != body:
+        with contextlib.suppress(msgspec.DecodeError):
+            _read_strict(request, patched)
+            return
+    if len(body) > tolerant.LARGEST:
+        _read_model_only(request, body)
+        return
+    _fill(request, _body.decode(tolerant.clean(body, _KEYS)))
+    if request.model is not None and tolerant.is_ascii_superset(body):
+        request.model_span = find_model(body)
 
 
 def _read_model_only(request: InferenceRequest, body: bytes) -> None:

@@ -22,7 +22,7 @@ from extproc.api.turns import BODY, SECTION, Turn, Writer
 
 _Token = Annotated[int, Meta(ge=0, lt=2**32)]
 _turns = msgspec.json.Decoder(list[Turn])
-_tokens = msgspec.json.Decoder(list[_Token])
+_tokens = msgspec.json.Decoder(tuple[_Token, ...])
 _token_lists = msgspec.json.Decoder(list[list[_Token]])
 
 
@@ -73,25 +73,27 @@ def _system(builder: _Builder, _: str, raw: Raw) -> None:
 
 def _messages(builder: _Builder, _: str, raw: Raw) -> None:
     try:
-        messages: list[Turn | Raw] = list(_turns.decode(raw))
+        messages = _turns.decode(raw)
     except ValidationError:
-        messages = [turns.read(item) or item for item in turns.as_list(raw)]
-    for message in messages:
-        if isinstance(message, Turn):
-            _turn(builder, message)
-        else:
-            _oddity(builder, message)
+        for item in turns.as_list(raw):
+            _message(builder, item)
+        return
+    for turn in messages:
+        writer = Writer(turn.role)
+        writer.turn(turn)
+        builder.add(writer)
 
 
-def _turn(builder: _Builder, turn: Turn) -> None:
-    writer = Writer(turn.role)
-    writer.turn(turn)
-    builder.add(writer)
-
-
-def _oddity(builder: _Builder, raw: Raw) -> None:
-    writer = Writer("")
-    writer.raw_content(raw)
+def _message(builder: _Builder, raw: Raw) -> None:
+    """One message of any shape; what is no object becomes a turn without a role."""
+    found = turns.read(raw)
+    if found is None:
+        writer = Writer("")
+        writer.raw_content(raw)
+    else:
+        turn, odd_calls = found
+        writer = Writer(turn.role)
+        writer.turn(turn, odd_calls)
     builder.add(writer)
 
 
@@ -107,11 +109,10 @@ def _items(builder: _Builder, name: str, raw: Raw) -> None:
     for item in turns.as_list(raw):
         keys = fields.members(item)
         kind = fields.text(keys.get("type", fields.ABSENT)) or "message"
-        turn = turns.read(item) if kind == "message" else None
-        if turn is not None:
-            _turn(builder, turn)
+        if kind == "message":
+            _message(builder, item)
             continue
-        writer = Writer(kind if keys else "")
+        writer = Writer(kind)
         if kind == "function_call":
             writer.call(item, item)
         elif kind == "function_call_output":
@@ -148,7 +149,7 @@ def _token_ids(builder: _Builder, raw: Raw) -> bool:
     else.
     """
     try:
-        ids = tuple(_tokens.decode(raw))
+        ids = _tokens.decode(raw)
     except ValidationError:
         try:
             ids = tuple(chain.from_iterable(_token_lists.decode(raw)))

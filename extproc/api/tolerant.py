@@ -1,18 +1,35 @@
-"""Second reading of bodies that Python engines accept and a strict parser does not.
+"""Further readings of bodies that Python engines accept and a strict parser does not.
 
 ``json.loads``, which most engines use, takes NaN and Infinity, a byte order mark, UTF-16 and UTF-32, and lone
-surrogates (``"\\ud800"``). Such a body must be routed, not refused. About five times slower than the first
-reading and holding the interpreter while it runs: the edge reads large bodies in a thread, and bodies above
-:data:`LARGEST` are not read again.
+surrogates (``"\\ud800"``). Such a body must be routed, not refused. A mark and surrogates are patched, at the
+cost of another first reading; the others are parsed whole, about ten times slower and holding the interpreter
+while it runs: the edge reads large bodies in a thread, and those above :data:`LARGEST` are not parsed whole.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 
 LARGEST = 16 << 20
 """Bytes; a larger body is routed by its top-level model key alone."""
+
+_MARK = b"\xef\xbb\xbf"
+_LONE = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
+)
+
+
+def patch(body: bytes) -> bytes:
+    """``body`` without a byte order mark and with escaped lone surrogates as U+FFFD, for reading only.
+
+    Byte offsets stay as they are: a mark becomes spaces.
+    """
+    if body.startswith(_MARK):
+        body = b"   " + body[len(_MARK) :]
+    return _LONE.sub(rb"\\ufffd", body)
 
 
 def clean(body: bytes, wanted: tuple[str, ...]) -> bytes:

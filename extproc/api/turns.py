@@ -16,6 +16,8 @@ digest, FB name FE arguments (a tool call), F9 reasoning, or F8 item* C0 (a tool
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import xxhash
 from msgspec import Raw, Struct, ValidationError
@@ -36,13 +38,26 @@ END = b"\xc0"
 _EDGE = 256
 
 
+class Function(Struct, gc=False):
+    """What a tool call calls; ``arguments`` is a JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class Call(Struct, gc=False):
+    """A tool call of a chat message."""
+
+    function: Function
+
+
 class Turn(Struct, gc=False):
-    """A chat message, or an item of the Responses API's input."""
+    """A chat message, or a message among the items of the Responses API's input."""
 
     role: str = ""
     content: str | list[Raw] | None = None
-    tool_calls: Raw = ABSENT
-    function_call: Raw = ABSENT
+    tool_calls: list[Call] | None = None
+    function_call: Function | None = None
     reasoning: Raw = ABSENT
     reasoning_content: Raw = ABSENT
 
@@ -58,6 +73,9 @@ class Part(Struct, gc=False):
     input: Raw = ABSENT
     content: Raw = ABSENT
 
+
+OddCall = tuple[Raw, Raw]
+"""A call not written as OpenAI does (arguments as an object, no function): its function, and all of it."""
 
 _parts = msgspec.json.Decoder(list[Raw])
 _part = msgspec.json.Decoder(Part)
@@ -86,17 +104,18 @@ class Writer:
         """The turn's bytes."""
         return b"".join(self.out)
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, turn: Turn, odd_calls: Sequence[OddCall] = ()) -> None:
         """A message's reasoning, content and tool calls, in this order."""
         for raw in (turn.reasoning_content, turn.reasoning):
             if raw is not ABSENT and (thought := fields.text(raw)):
                 self._append(REASONING, thought)
         self.content(turn.content)
-        if turn.tool_calls is not ABSENT:
-            for call in as_list(turn.tool_calls):
-                self.call(fields.member(call, "function"), call)
-        if turn.function_call is not ABSENT and fields.is_given(turn.function_call):
-            self.call(turn.function_call, turn.function_call)
+        for call in turn.tool_calls or ():
+            self._call(call.function.name, call.function.arguments)
+        if turn.function_call is not None:
+            self._call(turn.function_call.name, turn.function_call.arguments)
+        for function, whole in odd_calls:
+            self.call(function, whole)
 
     def content(self, content: str | list[Raw] | None) -> None:
         """A content string or list of parts."""
@@ -121,25 +140,27 @@ class Writer:
             self._digest(raw)
 
     def call(self, function: Raw, whole: Raw) -> None:
-        """A tool call: name and arguments (a JSON string, or an object as it is written); a digest when it
-        has no name.
+        """A tool call of any shape: name and arguments (a string, or JSON as it is written).
+
+        Without a name it is ``whole``'s digest.
         """
-        parts = fields.members(function)
-        name = fields.text(parts.get("name", ABSENT))
+        keys = fields.members(function)
+        name = fields.text(keys.get("name", ABSENT))
         if name is None:
             self._digest(whole)
-            return
-        arguments = parts.get("arguments", ABSENT)
-        self._call(name, arguments)
+        else:
+            self._raw_call(name, keys.get("arguments", ABSENT))
 
     def item(self, raw: Raw) -> None:
         """Anything else that is one unit: its digest."""
         self._digest(raw)
 
-    def _call(self, name: str, arguments: Raw) -> None:
+    def _raw_call(self, name: str, arguments: Raw) -> None:
         string = fields.text(arguments)
-        written = string.encode() if string is not None else bytes(arguments)
-        self.out += (CALL, name.encode(), BODY, written)
+        self.out += (CALL, name.encode(), BODY, bytes(arguments) if string is None else string.encode())
+
+    def _call(self, name: str, arguments: str) -> None:
+        self.out += (CALL, name.encode(), BODY, arguments.encode())
 
     def _part(self, raw: Raw) -> None:
         try:
@@ -164,7 +185,7 @@ class Writer:
         elif part.type == "refusal" and part.refusal is not None:
             self._text(part.refusal)
         elif part.type == "tool_use" and (name := fields.text(part.name)) is not None:
-            self._call(name, part.input)
+            self._raw_call(name, part.input)
         elif part.type == "tool_result":
             self.out.append(RESULT)
             self.raw_content(part.content)
@@ -195,10 +216,10 @@ def as_list(raw: Raw) -> list[Raw]:
         return []
 
 
-def read(raw: Raw) -> Turn | None:
+def read(raw: Raw) -> tuple[Turn, Sequence[OddCall]] | None:
     """A turn from its raw JSON, as far as its types allow; None when it is no object."""
     try:
-        return _turn.decode(raw)
+        return _turn.decode(raw), ()
     except ValidationError:
         keys = fields.members(raw)
     if not keys:
@@ -206,14 +227,17 @@ def read(raw: Raw) -> Turn | None:
     content = keys.get("content", ABSENT)
     string = fields.text(content)
     parts = (as_list(content) or [content]) if fields.is_given(content) else None
-    return Turn(
+    turn = Turn(
         role=fields.text(keys.get("role", ABSENT)) or "",
         content=string if string is not None else parts,
-        tool_calls=keys.get("tool_calls", ABSENT),
-        function_call=keys.get("function_call", ABSENT),
         reasoning=keys.get("reasoning", ABSENT),
         reasoning_content=keys.get("reasoning_content", ABSENT),
     )
+    calls = [(fields.member(call, "function"), call) for call in as_list(keys.get("tool_calls", ABSENT))]
+    function = keys.get("function_call", ABSENT)
+    if fields.is_given(function):
+        calls.append((function, function))
+    return turn, calls
 
 
 def digest(raw: Raw) -> bytes:
