@@ -71,11 +71,11 @@ def _seconds(value: object) -> object:
 def show_seconds(value: float) -> str:
     """A duration as a person writes it."""
     if value and value < 1:
-        return f"{value * 1000:g}ms"
+        return f"{value * 1000:.12g}ms"
     for unit, factor in (("h", 3600), ("m", 60)):
         if value >= factor and value % factor == 0:
-            return f"{value / factor:g}{unit}"
-    return f"{value:g}s"
+            return f"{value / factor:.12g}{unit}"
+    return f"{value:.12g}s"
 
 
 def _bytes(value: object) -> object:
@@ -115,6 +115,8 @@ def _path(value: object, info: ValidationInfo) -> object:
 def _address(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str):
         raise wrong(f"`{shown(value)}` is no address; write `HOST:PORT` or `unix:PATH` in quotes")
+    if "\0" in value:
+        raise wrong("an address cannot hold a NUL character; remove it")
     try:
         address = parse_address(value)
     except ValueError as error:

@@ -24,7 +24,7 @@ class PoolSettings(Section):
     else."""
     adapters: Names = ()
     """LoRA adapters served under their own model name; more are learnt from the engines."""
-    strategy: Strategy = "least-requests"
+    strategy: Strategy = "expected-latency"
     """How an endpoint is chosen."""
     options: Options = Field(default_factory=dict)
     """Options of the strategy."""
