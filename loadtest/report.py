@@ -80,7 +80,7 @@ class Histogram:
 
     def record(self, value: float) -> None:
         """Count one value; values below a nanosecond count as that."""
-        bucket = int(math.log(value if value > 1e-9 else 1e-9) * _BUCKETS_PER_E)
+        bucket = math.floor(math.log(max(value, 1e-9)) * _BUCKETS_PER_E)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.total += 1
 
@@ -99,7 +99,7 @@ class Histogram:
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
             if seen > wanted:
-                return math.exp((bucket - 0.5) / _BUCKETS_PER_E)
+                return math.exp((bucket + 0.5) / _BUCKETS_PER_E)
         raise AssertionError("counts do not add up")
 
 
