@@ -4,7 +4,7 @@ lines."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from extproc.config.address import parse_address
 from extproc.config.clusters import Clusters
@@ -30,9 +30,11 @@ def crosscheck(
     ]
 
 
-def _listed(names: Mapping[str, object] | list[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "none"
+def _instead(word: str, known: Iterable[str]) -> str:
+    """What exists, the likeliest first: ``; did you mean `x`? There are: x, y``."""
+    names = list(known)
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "") or "none"
+    return f"{did_you_mean(word, names) or '.'} There are: {listed}"
 
 
 def _pools(
@@ -65,8 +67,7 @@ def _pools(
     if settings.default_pool is not None and settings.default_pool not in pools:
         yield document.problem(
             ("default_pool",),
-            f"there is no pool `{settings.default_pool}`{did_you_mean(settings.default_pool, list(pools))}; "
-            f"pools: {_listed(list(pools))}",
+            f"there is no pool `{settings.default_pool}`{_instead(settings.default_pool, pools)}",
         )
 
 
@@ -120,7 +121,7 @@ def _routes(
             yield document.problem(
                 (*at, "pool"),
                 f"route `{route.name}` names pool `{route.pool}`, which does not exist"
-                f"{did_you_mean(route.pool, list(pools))}; pools: {_listed(list(pools))}",
+                f"{_instead(route.pool, pools)}",
             )
             continue
         yield from _route_models(route, pools[route.pool], at, document)
@@ -143,8 +144,8 @@ def _route_models(route: RouteSettings, pool: Pool, at: NodePath, document: Docu
         yield document.problem(
             (*at, "match", "model"),
             f"route `{route.name}` matches model `{model}`, which pool `{pool.name}` does not serve, so such "
-            "requests get a 404 unless an engine reports an adapter of that name"
-            f"{did_you_mean(model, list(known))}; add an alias to the pool, or `model:` to the route",
+            "requests get a 404 unless an engine reports an adapter of that name; "
+            f"add an alias to the pool, or `model:` to the route{did_you_mean(model, list(known))}",
             fatal=False,
         )
 
@@ -161,8 +162,7 @@ def _route_weights(
             yield document.problem(
                 (*at, "weights", version),
                 f"route `{route.name}` gives weight to version `{version}`, which no cluster of pool "
-                f"`{route.pool}` names in its metadata{did_you_mean(version, named)}; "
-                f"versions: {_listed(named)}",
+                f"`{route.pool}` names in its metadata{_instead(version, named)}",
             )
 
 
@@ -182,8 +182,7 @@ def _strategies(settings: Settings, document: Document) -> Iterator[Problem]:
         if name not in registry.NAMES:
             yield document.problem(
                 (*at, "strategy"),
-                f"unknown strategy `{name}`{did_you_mean(name, list(registry.NAMES))}; "
-                f"strategies: {_listed(sorted(registry.NAMES))}",
+                f"unknown strategy `{name}`{_instead(name, sorted(registry.NAMES))}",
             )
             continue
         try:
