@@ -51,7 +51,7 @@ class EchoEngine:
                 {"error": {"message": "told so"}}, status=self.status, headers=reply_headers
             )
         if not self.chunks:
-            return web.json_response({"engine": self.name, "usage": usage}, headers=reply_headers)
+            return web.json_response(self._reply(usage), headers=reply_headers)
         stream = web.StreamResponse(headers={**reply_headers, "content-type": "text/event-stream"})
         await stream.prepare(request)
         for index in range(self.chunks):
@@ -64,6 +64,16 @@ class EchoEngine:
         )
         await stream.write_eof()
         return stream
+
+    def _reply(self, usage: dict[str, int]) -> dict[str, object]:
+        message = {"role": "assistant", "content": self.name}
+        return {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": usage,
+        }
 
     async def _websocket(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()

@@ -13,6 +13,7 @@ from extproc.fleet.endpoint import Role
 
 ENVOY = Path(__file__).resolve().parents[2] / "envoy"
 POLICY = "load_balancing_policy"
+TLS = "transport_socket: {name: envoy.transport_sockets.tls}"
 
 
 def clusters(text: str, base: Path | None = None) -> Clusters:
@@ -92,15 +93,15 @@ class TestWhatIsOurs:
         found = clusters(listing(cluster("a", "10.0.0.1:80", extproc="{model: m}")))
         assert found.endpoints == ()
         assert [str(warning) for warning in found.warnings] == [
-            "clusters.yaml:2: warning: cluster `a` has extproc metadata but no `pool`, so it gets no requests; "
-            "write `pool: NAME`"
+            "clusters.yaml:2: warning: cluster `a` has extproc metadata but no `pool`, so it gets no "
+            "requests; write `pool: NAME`"
         ]
 
     def test_ipv6_and_locality_and_tls(self) -> None:
         text = listing(
-            cluster(
-                "a", "2001:db8::1:8000", more="transport_socket: {name: envoy.transport_sockets.tls}"
-            ).replace("    - lb_endpoints:", "    - locality: {region: eu, zone: a}\n      lb_endpoints:")
+            cluster("a", "2001:db8::1:8000", more=TLS).replace(
+                "    - lb_endpoints:", "    - locality: {region: eu, zone: a}\n      lb_endpoints:"
+            )
         )
         (spec,) = clusters(text).endpoints
         assert (spec.address, spec.locality, spec.tls) == ("[2001:db8::1]:8000", "eu/a", True)
@@ -173,7 +174,8 @@ resources:
 """
         (problem,) = problems(text, tmp_path)
         assert problem == (
-            f"{tmp_path}/eds.yaml:3: Envoy's ClusterLoadAssignment has no field `endpoint`; did you mean `endpoints`?"
+            f"{tmp_path}/eds.yaml:3: "
+            "Envoy's ClusterLoadAssignment has no field `endpoint`; did you mean `endpoints`?"
         )
 
 
