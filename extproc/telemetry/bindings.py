@@ -1,0 +1,59 @@
+"""Which running totals of which part are shown as which mirrored metric."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Protocol
+
+from extproc.ledger import Ledger
+from extproc.telemetry.metrics import Metrics
+
+
+class StreamTotals(Protocol):
+    """What the ext_proc servicer counts."""
+
+    in_flight: int
+    buffered_bytes: int
+    total: int
+    cancelled: int
+    failed: int
+
+
+class LogTotals(Protocol):
+    """What the access log servicer counts."""
+
+    streams: int
+    broken: int
+    records: int
+    unreadable: int
+
+
+def bind_streams(metrics: Metrics, totals: StreamTotals) -> None:
+    """Show what the ext_proc servicer counts."""
+    metrics.bind("streams_in_flight", lambda: totals.in_flight)
+    metrics.bind("buffered_bytes", lambda: totals.buffered_bytes)
+    metrics.bind("streams", lambda: totals.total)
+    metrics.bind("streams_cancelled", lambda: totals.cancelled)
+    metrics.bind("streams_failed", lambda: totals.failed)
+
+
+def bind_feedback(metrics: Metrics, ledger: Ledger, log: LogTotals, endpoints: Container[str]) -> None:
+    """Show what the ledger and the access log servicer count; failed attempts only of endpoints that still
+    exist.
+    """
+    counts = ledger.counts
+    metrics.bind("leases", lambda: len(ledger.leases))
+    metrics.bind("leases_ended", lambda: {("dropped",): counts.dropped, ("dead",): counts.dead})
+    metrics.bind("leases_moved", lambda: counts.moved)
+    metrics.bind("leases_adopted", lambda: counts.adopted)
+    metrics.bind("records", lambda: log.records)
+    metrics.bind(
+        "records_odd",
+        lambda: {("unknown",): counts.unknown, ("late",): counts.late, ("unreadable",): log.unreadable},
+    )
+    metrics.bind("log_streams", lambda: log.streams)
+    metrics.bind("log_streams_broken", lambda: log.broken)
+    metrics.bind(
+        "attempts_failed",
+        lambda: {key: count for key, count in dict(counts.failed_attempts).items() if key[0] in endpoints},
+    )

@@ -1,0 +1,92 @@
+"""Numbers that other parts keep anyway (running totals, sizes of maps), shown as metrics when the page is
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Reading = float | Mapping[tuple[str, ...], float]
+
+
+@dataclass(slots=True, frozen=True)
+class Mirrored:
+    """One metric whose value lives elsewhere. Counters are named without ``_total``."""
+
+    name: str
+    kind: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+MIRRORED = (
+    Mirrored(
+        "streams_in_flight", "gauge", "ext_proc streams open now: requests being read, decided or queued."
+    ),
+    Mirrored("streams", "counter", "ext_proc streams."),
+    Mirrored("streams_cancelled", "counter", "ext_proc streams whose client left before the answer."),
+    Mirrored("streams_failed", "counter", "ext_proc streams that ended in an error of ours."),
+    Mirrored("buffered_bytes", "gauge", "Request body bytes held while deciding."),
+    Mirrored("leases", "gauge", "Open leases of all endpoints."),
+    Mirrored("leases_ended", "counter", "Leases that ended without a final record, by how.", ("how",)),
+    Mirrored("leases_moved", "counter", "Leases that followed Envoy to another endpoint."),
+    Mirrored("leases_adopted", "counter", "Running requests of an earlier extproc that were taken over."),
+    Mirrored("records", "counter", "Access log records read."),
+    Mirrored(
+        "records_odd",
+        "counter",
+        "Access log records of no use, by why: unknown id, late, unreadable.",
+        ("why",),
+    ),
+    Mirrored(
+        "log_streams",
+        "gauge",
+        "Access log streams open: 0 means that extproc hears nothing of what became of requests.",
+    ),
+    Mirrored("log_streams_broken", "counter", "Access log streams that ended with an error."),
+    Mirrored("attempts_failed", "counter", "Failed attempts.", ("endpoint", "reason")),
+    Mirrored("cache_entries", "gauge", "Entries of a bounded map.", ("cache",)),
+    Mirrored("cache_cap", "gauge", "Most entries of a bounded map.", ("cache",)),
+    Mirrored(
+        "decision_log_dropped", "counter", "Decision records not written because the disk was too slow."
+    ),
+)
+
+
+class MirroredSeries(Collector):
+    """``bind`` a reader to each name; a name without a reader has no series."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, Callable[[], Reading]] = {}
+
+    def bind(self, name: str, read: Callable[[], Reading]) -> None:
+        """``read`` is called on the thread that writes the page and must only read. KeyError for an unknown
+        name.
+        """
+        if not any(mirrored.name == name for mirrored in MIRRORED):
+            raise KeyError(name)
+        self._readers[name] = read
+
+    def collect(self) -> Iterator[Metric]:
+        """All bound numbers at this moment."""
+        for mirrored in MIRRORED:
+            family = _FAMILIES[mirrored.kind](
+                f"extproc_{mirrored.name}", mirrored.text, labels=mirrored.labels
+            )
+            read = self._readers.get(mirrored.name)
+            if read is not None:
+                reading = read()
+                rows = dict(reading) if isinstance(reading, Mapping) else {(): reading}
+                for labels, value in rows.items():
+                    family.add_metric(labels, float(value))
+            yield family
+
+
+_FAMILIES: Mapping[str, type[GaugeMetricFamily] | type[CounterMetricFamily]] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+}
