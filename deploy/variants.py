@@ -14,9 +14,7 @@ import sys
 from pathlib import Path
 
 ENVOY = Path(__file__).resolve().parents[1] / "envoy"
-HEAD = (
-    "# Envoy in front of your engines, with extproc beside it. Tested with Envoy 1.40 (`make test` runs this file).\n"
-)
+HEAD = "# Envoy in front of your engines, with extproc beside it. Tested with Envoy 1.40 (`make test` runs this file).\n"
 MADE = "# Made from envoy.yaml by deploy/variants.py: change it there.\n"
 
 TLS = {
@@ -49,7 +47,7 @@ SIDECAR = {
     + MADE
     + """\
 # The application calls http://127.0.0.1:15006/v1; extproc runs in the same pod and shares the directory live/ (an emptyDir).
-# The engines stand in this file, so extproc.yaml says `clusters: envoy/sidecar.yaml`, and a change of engines needs a
+# The engines stand in this file, so extproc.yaml says `envoy: {clusters: envoy/sidecar.yaml}`, and a change of engines needs a
 # restart of Envoy.
 """,
     "envoy -c envoy.yaml        start extproc first: it writes live/clusters.yaml, without which Envoy does not start": (
@@ -114,8 +112,8 @@ CLUSTER_HEADER = {
 # What it lacks: a request that fails is sent again to another endpoint of the same cluster only; tokens are not counted.
 """,
     "envoy -c envoy.yaml  ": "envoy -c cluster-header.yaml  ",
-    "    filter_chains:\n": "    per_connection_buffer_limit_bytes: 67108864    # CHANGE: 64 MiB; extproc's max_body must be the same\n    filter_chains:\n",
-    "                request_body_buffer_limit: 67108864   # CHANGE: 64 MiB; extproc's max_body must be the same\n": "",
+    "    filter_chains:\n": "    per_connection_buffer_limit_bytes: 67108864    # CHANGE: 64 MiB; limits.max_body_bytes in extproc.yaml must be as large\n    filter_chains:\n",
+    "                request_body_buffer_limit: 67108864   # CHANGE: 64 MiB; limits.max_body_bytes in extproc.yaml must be as large\n": "",
     """\
                   # extproc names, for each request, the cluster of every attempt: attempt 1 goes to group 1, attempt 2 to
                   # group 2 … The group written here is what a request gets that extproc did not decide: none.
@@ -195,7 +193,9 @@ def main() -> int:
             differing.append(name)
             if "--check" not in sys.argv:
                 path.write_text(text, encoding="utf-8")
-    print("\n".join(f"envoy/{name}: {'differs' if '--check' in sys.argv else 'written'}" for name in differing))
+    print(
+        "\n".join(f"envoy/{name}: {'differs' if '--check' in sys.argv else 'written'}" for name in differing)
+    )
     return 1 if differing and "--check" in sys.argv else 0
 
 
