@@ -83,9 +83,12 @@ def check(
 @app.command()
 def fleet(admin: Admin = DEFAULT_ADMIN, json: AsJson = False) -> None:
     """Live view of the endpoints: state, leases, backlog, KV use, hit share, TTFT, rate."""
-    from extproc.fleet_view import run_fleet
+    from extproc.fleet_view import AdminError, run_fleet
 
-    _guard(lambda: run_fleet(admin, json_output=json, interval=1.0, once=json or not sys.stdout.isatty()))
+    try:
+        run_fleet(admin, json_output=json, once=not sys.stdout.isatty())
+    except AdminError as error:
+        _fail(str(error))
 
 
 @app.command()
@@ -95,9 +98,12 @@ def explain(
     json: AsJson = False,
 ) -> None:
     """Why a request went where it went: every candidate with every term of its cost."""
-    from extproc.fleet_view import run_explain
+    from extproc.fleet_view import AdminError, run_explain
 
-    _guard(lambda: run_explain(admin, id, json_output=json))
+    try:
+        run_explain(admin, id, json_output=json)
+    except AdminError as error:
+        _fail(str(error))
 
 
 def envoy_binary() -> str | None:
@@ -109,13 +115,6 @@ def envoy_binary() -> str | None:
 def main() -> None:
     """Entry point."""
     app()
-
-
-def _guard(action: object) -> None:
-    try:
-        action()  # type: ignore[operator]
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
 
 
 def _fail(message: str) -> None:

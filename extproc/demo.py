@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import yaml
 from rich.console import Console
+from rich.live import Live
 
 from extproc.edge.bootstrap import render
 from extproc.edge.children import Child, ChildFailed
-from extproc.fleet_view import live_table
+from extproc.fleet_view import AdminError, fetch, fleet_table
 
 CLUSTER_TYPE = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 
@@ -74,9 +75,7 @@ class _Demo:
         self.admin_port = admin_port
         self.children: list[Child] = []
 
-    async def start(
-        self, binary: str, template: Path, own: Sequence[str], count: int, model: str
-    ) -> None:
+    async def start(self, binary: str, template: Path, own: Sequence[str], count: int, model: str) -> None:
         """Start the parts in order, saying each step."""
         live = self.folder / "live"
         live.mkdir()
@@ -106,7 +105,16 @@ class _Demo:
         )
         path = self.folder / "envoy.yaml"
         path.write_text(bootstrap)
-        command = [binary, "-c", str(path), "--use-dynamic-base-id", "--log-level", "warning", "--concurrency", "1"]
+        command = [
+            binary,
+            "-c",
+            str(path),
+            "--use-dynamic-base-id",
+            "--log-level",
+            "warning",
+            "--concurrency",
+            "1",
+        ]
         envoy = await self._child("envoy", command)
         await self._until_ok(f"http://127.0.0.1:{self.port}/v1/models", envoy)
         self._banner(models[0])
@@ -137,8 +145,14 @@ class _Demo:
             await child.stop()
 
     async def _table(self) -> None:
-        if self.console.is_terminal:
-            await live_table(f"http://127.0.0.1:{self.admin_port}", self.console)
+        if not self.console.is_terminal:
+            return
+        with Live(console=self.console, auto_refresh=False, transient=True) as live:
+            while True:
+                with contextlib.suppress(AdminError):
+                    report = await asyncio.to_thread(fetch, f"http://127.0.0.1:{self.admin_port}", "/fleet")
+                    live.update(fleet_table(report["endpoints"]), refresh=True)
+                await asyncio.sleep(0.5)
 
     async def _child(self, name: str, command: Sequence[str]) -> Child:
         child = await Child.start(name, command, self.folder / f"{name}.log", cwd=self.folder)
@@ -148,7 +162,17 @@ class _Demo:
     async def _simulate(self, count: int, model: str) -> list[str]:
         started = []
         for number in range(1, count + 1):
-            command = [sys.executable, "-m", "extproc.simulator", "--port", "0", "--model", model, "--preset", "demo"]
+            command = [
+                sys.executable,
+                "-m",
+                "extproc.simulator",
+                "--port",
+                "0",
+                "--model",
+                model,
+                "--preset",
+                "demo",
+            ]
             started.append(await self._child(f"engine-{number}", command))
         lines = [await child.wait_for_line("listening on ", 30.0) for child in started]
         return [line.removeprefix("listening on ").split()[0] for line in lines]
@@ -162,7 +186,9 @@ class _Demo:
                         found = await reply.json(content_type=None)
                         names.update((str(item["id"]), None) for item in found["data"])
                 except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
-                    raise DemoError(f"{url}/v1/models does not answer like an OpenAI server: {error!r}") from error
+                    raise DemoError(
+                        f"{url}/v1/models does not answer like an OpenAI server: {error!r}"
+                    ) from error
         if not names:
             raise DemoError("the engines serve no models")
         return list(names)
@@ -174,7 +200,11 @@ class _Demo:
         (self.folder / "clusters.yaml").write_text(yaml.safe_dump({"resources": resources}, sort_keys=False))
         settings = {
             "listen": {"grpc": f"unix:{live / 'extproc.sock'}", "admin": f"127.0.0.1:{self.admin_port}"},
-            "envoy": {"clusters": "clusters.yaml", "live": "live", "admin": f"unix:{live / 'envoy-admin.sock'}"},
+            "envoy": {
+                "clusters": "clusters.yaml",
+                "live": "live",
+                "admin": f"unix:{live / 'envoy-admin.sock'}",
+            },
             "responses": {"headers": True},
         }
         (self.folder / "extproc.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -12,18 +12,21 @@ from pathlib import Path
 
 from extproc.admission.dispatcher import Considered, Decision
 from extproc.api.request import InferenceRequest
+from extproc.config.address import parse_address
 from extproc.config.load import load
+from extproc.config.schema import Settings
 from extproc.config.snapshot import Snapshot
 from extproc.core import Core
 from extproc.edge.access_log import AccessLogServicer
-from extproc.edge.admin import AdminParts, AdminServer
+from extproc.edge.admin import AdminParts, build_admin
 from extproc.edge.answers import Answers
 from extproc.edge.decision_log import DecisionLog
 from extproc.edge.envoy_admin import EnvoyAdmin
 from extproc.edge.ext_proc import ExtProcServicer, StreamLimits
 from extproc.edge.grpc_server import GrpcServer
+from extproc.edge.http_server import HttpServer
 from extproc.edge.live_config import LiveConfig
-from extproc.edge.logs import setup as setup_logs
+from extproc.edge.logs import Logs, request_line
 from extproc.edge.loop_lag import LoopLag
 from extproc.edge.own_answers import OwnAnswers
 from extproc.edge.publisher import Publisher
@@ -33,7 +36,8 @@ from extproc.fleet.endpoint import EndpointSpec
 from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.rejection import Rejection
-from extproc.telemetry.decision import record_of, record_of_rejection
+from extproc.telemetry.bindings import bind_feedback, bind_streams
+from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
 
@@ -58,7 +62,10 @@ class Gateway:
             on_settled=self._settled,
         )
         self.ring = DecisionRing(settings.decisions.ring)
-        self.decision_log = DecisionLog.from_settings(settings.decisions)
+        said = settings.decisions
+        self.decision_log = (
+            DecisionLog(said.log, max_bytes=said.log_max_bytes, files=said.log_files) if said.log else None
+        )
         self.answers = Answers(("endpoint", "pool", "id") if settings.responses.headers else ())
         self.envoy_admin = EnvoyAdmin(settings.envoy.admin) if settings.envoy.admin else None
         self.live = LiveConfig(
@@ -67,6 +74,7 @@ class Gateway:
             Publisher(settings.envoy.live, self.envoy_admin),
             install=self._install,
             idle=self._removed_are_idle,
+            on_reload=lambda generation, taken: self.metrics.reloaded(generation, applied=taken),
         )
         self.own = OwnAnswers(lambda: self.live.snapshot.model_names(), self.ready)
         self.access_log = AccessLogServicer(self._event, self.clock)
@@ -80,14 +88,16 @@ class Gateway:
             feedback_by_stream=settings.feedback == "stream",
             clock=self.clock,
         )
-        self.lag = LoopLag()
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.core.fleet.endpoints, self.clock)
+        self.lag = LoopLag(self.metrics.lagged)
         self.scraper = Scraper(
             self.core.fleet,
             ScrapeSettings(settings.scrape.interval, settings.scrape.timeout, settings.scrape.max_bytes),
+            on_result=lambda endpoint, reason, seconds: self.metrics.scraped(endpoint.key, reason),
         )
         self.grpc = GrpcServer(settings.listen, self.ext_proc, self.access_log, settings.limits.message_bytes)
-        self.admin = AdminServer(settings.listen, self._admin_parts())
+        self.admin = HttpServer(settings.listen.admin, build_admin(self._admin_parts(settings)))
+        self._bind_metrics()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -113,7 +123,8 @@ class Gateway:
         await self.admin.stop()
         if self.envoy_admin is not None:
             await self.envoy_admin.close()
-        self.decision_log.close()
+        if self.decision_log is not None:
+            await asyncio.to_thread(self.decision_log.close)
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests can be served, and why not."""
@@ -127,37 +138,47 @@ class Gateway:
         return self.core.dispatcher.decide(request, self.clock())
 
     def _event(self, event: End | Renewal | FailedAttempt, now: float) -> None:
-        if isinstance(event, End):
-            self.metrics.ended(event)
-            if event.details.startswith(_OWN_DETAILS):
-                return
-        self.core.take(event, now)
+        if not (isinstance(event, End) and event.details.startswith(_OWN_DETAILS)):
+            self.core.take(event, now)
 
     def _considered(self, considered: Considered, now: float) -> None:
-        took_us = (self.clock() - now) * 1e6
-        self.metrics.decided(considered, took_us)
-        self.ring.add(record_of(considered, time.time(), took_us))
+        took_s = self.clock() - now
+        if considered.decision is not None:
+            self.metrics.decided(considered.ranked, considered.strategy, took_s)
+        self.ring.add(record_of(considered, time.time(), took_s * 1e6))
 
     def _rejected(self, request: InferenceRequest | None, rejection: Rejection) -> None:
-        self.metrics.rejected(request, rejection)
-        if request is not None and self.ring.find(request.id) is None:
-            self.ring.add(record_of_rejection(request, rejection, time.time()))
+        record = self.ring.find(request.id) if request is not None else None
+        pool = record.pool if record is not None else ""
+        # A refused name is whatever the client wrote: it must not become a label.
+        model = request.model or "" if request is not None and pool else ""
+        self.metrics.refused(pool, model, rejection.status, rejection.reason)
+        if request is not None and record is None:
+            record = record_of_rejection(request, rejection, time.time())
+            self.ring.add(record)
+        if record is not None:
+            self._log_request(record)
 
     def _settled(self, settlement: Settlement, now: float) -> None:
         self.metrics.settled(settlement)
         record = self.ring.settle(settlement)
         if record is not None:
+            self._log_request(record)
+
+    def _log_request(self, record: DecisionRecord) -> None:
+        if self.decision_log is not None:
             self.decision_log.write(record)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request", extra=request_line(record))
 
     def _install(self, snapshot: Snapshot, specs: tuple[EndpointSpec, ...]) -> None:
-        _, removed = self.core.install(snapshot.router, specs)
+        self.core.install(snapshot.router, specs)
         said = snapshot.settings.health
         for endpoint in self.core.fleet.endpoints.values():
             health = endpoint.health
             health.threshold, health.probation = said.failures, said.probation
             health.base_backoff_s, health.max_backoff_s = said.backoff, said.max_backoff
-        for endpoint in removed:
-            self.metrics.forget(endpoint.key)
+        self.metrics.models.know(frozenset(name for name, _ in snapshot.model_names()))
         self.answers.forget()
 
     async def _removed_are_idle(self) -> None:
@@ -169,8 +190,34 @@ class Gateway:
             await asyncio.sleep(1.0)
             self.core.housekeep(self.clock())
 
-    def _admin_parts(self) -> AdminParts:
-        raise NotImplementedError
+    async def _reload(self) -> list[str]:
+        problems = await self.live.reload()
+        return [str(problem) for problem in problems]
+
+    def _admin_parts(self, settings: Settings) -> AdminParts:
+        token_file = settings.listen.admin_token_file
+        return AdminParts(
+            metrics=self.metrics,
+            endpoints=self.core.fleet.endpoints,
+            ring=self.ring,
+            ready=self.ready,
+            config=lambda: self.live.snapshot.settings.model_dump(mode="json"),
+            reload=self._reload,
+            token=token_file.read_text().strip() if token_file is not None else None,
+            loopback=parse_address(settings.listen.admin).is_local,
+            clock=self.clock,
+        )
+
+    def _bind_metrics(self) -> None:
+        index = self.core.view.index
+        bind_streams(self.metrics, self.ext_proc.counts)
+        bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
+        self.metrics.bind_caches(
+            {
+                "prefix_index": (lambda: index.entries, lambda: index.cap),
+                "decisions": (lambda: len(self.ring), lambda: self.ring.capacity),
+            }
+        )
 
 
 async def _watched(work: Coroutine[object, object, None]) -> None:
@@ -192,7 +239,7 @@ async def run(config_path: Path) -> None:
         OSError: an address or folder cannot be used.
     """
     snapshot = load(config_path)
-    setup_logs(snapshot.settings.logging.level, snapshot.settings.logging.format)
+    logs = Logs(snapshot.settings.logging.format, snapshot.settings.logging.level)
     for warning in snapshot.warnings:
         log.warning(str(warning))
     stop = asyncio.Event()
@@ -200,9 +247,10 @@ async def run(config_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gateway = Gateway(config_path, snapshot)
-    await gateway.start()
     try:
+        await gateway.start()
         await stop.wait()
         log.info("stopping")
     finally:
         await gateway.stop()
+        logs.close()

@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from extproc.config.load import load
@@ -31,17 +30,10 @@ from extproc.fleet.endpoint import EndpointSpec
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class ReloadCounts:
-    """Running totals, read by the metrics."""
-
-    taken: int = 0
-    refused: int = 0
-    """Bad files, or files that Envoy did not take."""
-
-
 class LiveConfig:
-    """Owns the snapshot. ``install`` swaps it into the core; ``idle`` waits until no lease needs a removed endpoint."""
+    """Owns the snapshot. ``install`` swaps it into the core; ``idle`` waits until no lease needs a removed endpoint;
+    ``on_reload`` hears of every attempt: the generation in use, and whether it is a new one.
+    """
 
     def __init__(
         self,
@@ -51,9 +43,9 @@ class LiveConfig:
         *,
         install: Callable[[Snapshot, tuple[EndpointSpec, ...]], None],
         idle: Callable[[], Awaitable[object]],
+        on_reload: Callable[[int, bool], None] = lambda generation, taken: None,
     ) -> None:
         self.snapshot = snapshot
-        self.counts = ReloadCounts()
         self.problems: tuple[Problem, ...] = ()
         """Of the last attempt; empty when it was taken."""
         self.config_path = config_path
@@ -61,6 +53,7 @@ class LiveConfig:
         self._resolver = Resolver(snapshot.clusters.dns)
         self._install = install
         self._idle = idle
+        self._on_reload = on_reload
         self._lock = asyncio.Lock()
         self._removal: asyncio.Task[None] | None = None
 
@@ -71,6 +64,7 @@ class LiveConfig:
         if outcome is Publication.REFUSED:
             log.error("Envoy refuses the published clusters; its log says why")
         self._swap(self.snapshot)
+        self._on_reload(self.snapshot.generation, True)
 
     async def run(self) -> None:
         """Watch files and names for ever; ends by cancellation."""
@@ -104,11 +98,9 @@ class LiveConfig:
                 message = "Envoy refuses these clusters (its log says why); the last good ones stay"
                 return self._refuse([Problem(str(snapshot.settings.envoy.clusters), 0, message)])
             self._swap(snapshot)
-            self.counts.taken += 1
+            self._on_reload(snapshot.generation, True)
             self.problems = ()
-            log.info(
-                "configuration taken", extra={"generation": snapshot.generation, "envoy": outcome.value}
-            )
+            log.info("configuration taken", extra={"generation": snapshot.generation, "envoy": outcome.value})
             for warning in snapshot.warnings:
                 log.warning(str(warning))
             self._finish_removal(snapshot)
@@ -149,7 +141,7 @@ class LiveConfig:
             self._removal = asyncio.create_task(_logged(waiting))
 
     def _refuse(self, problems: list[Problem] | tuple[Problem, ...]) -> tuple[Problem, ...]:
-        self.counts.refused += 1
+        self._on_reload(self.snapshot.generation, False)
         self.problems = tuple(problems)
         log.error("configuration refused, the old one stays", extra={"problems": len(self.problems)})
         for problem in self.problems:

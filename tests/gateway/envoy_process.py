@@ -109,6 +109,7 @@ async def running_envoy(
     live_dir: Path | None,
     template: Path = TEMPLATE,
     port: int | None = None,
+    admin_port: int | None = None,
     change: Callable[[dict[str, Any]], None] | None = None,
     scheme: str = "http",
 ) -> AsyncIterator[Envoy]:
@@ -119,7 +120,7 @@ async def running_envoy(
     Raises:
         AssertionError: Envoy did not start; the message holds its log.
     """
-    port, admin_port = port or free_port(), free_port()
+    port, admin_port = port or free_port(), admin_port or free_port()
     text = render(
         template,
         port=port,
