@@ -80,8 +80,6 @@ def _retries(clusters: Clusters, file: str) -> list[Problem]:
 
 def _static_engines(bootstrap: Document, clusters_path: Path, envoy_yaml_path: Path) -> list[Problem]:
     """Engine clusters in the bootstrap itself: nobody completes those, so everything must be written out."""
-    if envoy_yaml_path.absolute() == clusters_path.absolute():
-        return []
     clusters = Node(bootstrap, (), bootstrap.data).at("static_resources", "clusters")
     engines = [item for item in clusters.items() if item.at("metadata", "filter_metadata", "extproc")]
     if not engines:
@@ -102,6 +100,8 @@ def _static_engines(bootstrap: Document, clusters_path: Path, envoy_yaml_path: P
                     "max_retries: 1000}]}`"
                 )
             )
+    if envoy_yaml_path.absolute() == clusters_path.absolute():
+        return found  # its clusters have been read as the clusters file
     try:
         found += read_clusters(bootstrap, envoy_yaml_path.absolute().parent).warnings
     except ConfigError as error:

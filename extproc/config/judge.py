@@ -6,12 +6,12 @@ static.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,68 +33,80 @@ def judge(
 
     Returns at most one problem: Envoy stops at the first.
     """
-    whole = copy.deepcopy(bootstrap.data)
-    own = _embed(whole, clusters)
+    judged = partial(_run, binary, folder, bootstrap.data)
+    engines = list(clusters.resources) if clusters is not None else []
+    try:
+        refusal = judged(engines)
+        if refusal is None:
+            return []
+        reason, path = _read(refusal)
+        message = f"Envoy refuses this: {reason[:600] or 'it gave no reason'}"
+        if engines and clusters is not None and judged([]) is None:
+            culprit = _culprit(judged, engines)
+            return [Problem(clusters_file, clusters.names.get(str(culprit.get("name")), 0), message)]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Problem(bootstrap.file, 0, f"could not be judged by `{binary}`: {error}", fatal=False)]
+    for word in _QUOTED.findall(reason):
+        line = _find(bootstrap, path, word)
+        if line is not None:
+            return [Problem(bootstrap.file, line, message)]
+    return [bootstrap.problem(path, message) if path else Problem(bootstrap.file, 0, message)]
+
+
+def _run(
+    binary: str, folder: Path, bootstrap: dict[str, Any], engines: Sequence[dict[str, Any]]
+) -> str | None:
+    """What Envoy says against the bootstrap with these engine clusters; None: nothing."""
     with tempfile.TemporaryDirectory(prefix="extproc-check-") as room:
         file = Path(room) / "envoy.json"
-        file.write_text(json.dumps(whole))
+        file.write_text(json.dumps(_whole(bootstrap, engines)))
         command = [binary, "--mode", "validate", "--log-level", "error", "-c", str(file)]
-        try:
-            done = subprocess.run(
-                command, cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False, text=True
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return [Problem(bootstrap.file, 0, f"could not be judged by `{binary}`: {error}", fatal=False)]
-    if done.returncode == 0:
-        return []
-    return [_problem(done.stderr + done.stdout, bootstrap, clusters, clusters_file, own)]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False, text=True
+        )
+    return None if done.returncode == 0 else done.stderr + done.stdout
 
 
-def _embed(whole: dict[str, Any], clusters: Clusters | None) -> int:
-    """Put the engine clusters into the bootstrap in place of their file; the number of its own clusters."""
-    static = whole.get("static_resources")
-    if not isinstance(static, dict):
-        static = whole["static_resources"] = {}
-    present = static.get("clusters")
-    present = list(present) if isinstance(present, list) else []
+def _whole(bootstrap: dict[str, Any], engines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The bootstrap with the engine clusters in place of their file."""
+    whole = dict(bootstrap)
+    static = dict(whole.get("static_resources") or {})
+    present = list(static.get("clusters") or [])
     names = {item.get("name") for item in present if isinstance(item, dict)}
-    added = []
-    for resource in clusters.resources if clusters is not None else ():
-        if resource.get("name") not in names:
-            added.append({key: value for key, value in resource.items() if key != "@type"})
-    static["clusters"] = [*present, *added]
-    dynamic = whole.get("dynamic_resources")
-    if isinstance(dynamic, dict):
-        dynamic.pop("cds_config", None)
-    return len(present)
+    added = [
+        {key: value for key, value in engine.items() if key != "@type"}
+        for engine in engines
+        if engine.get("name") not in names
+    ]
+    whole["static_resources"] = {**static, "clusters": [*present, *added]}
+    dynamic = dict(whole.get("dynamic_resources") or {})
+    if dynamic.pop("cds_config", None) is not None:
+        whole["dynamic_resources"] = dynamic
+    return whole
 
 
-def _problem(
-    output: str, bootstrap: Document, clusters: Clusters | None, clusters_file: str, own: int
-) -> Problem:
+def _culprit(
+    judged: Callable[[Sequence[dict[str, Any]]], str | None], engines: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The first cluster that Envoy refuses, found by halves: few of its messages name it."""
+    while len(engines) > 1:
+        half = engines[: len(engines) // 2]
+        engines = half if judged(half) is not None else engines[len(half) :]
+    return engines[0]
+
+
+def _read(output: str) -> tuple[str, NodePath]:
+    """Envoy's reason, and the place it names, if any."""
     found = _ERROR.search(output)
     text = found[1] if found else output
     text = _NEAR.sub("", " ".join(text.split("): {")[0].split()))
     place = _PLACE.search(text)
-    reason = text[place.end() :].removesuffix("has unknown fields").strip(" :") if place else text
+    if place is None:
+        return text, ()
+    reason = text[place.end() :].removesuffix("has unknown fields").strip(" :")
     if reason.count(")") > reason.count("("):
         reason = reason.removesuffix(")")
-    message = f"Envoy refuses this: {reason[:600] or 'it gave no reason'}"
-    path = _path(place[1]) if place else ()
-    names = list(clusters.names.items()) if clusters is not None else []
-    if path[:2] == ("static_resources", "clusters") and len(path) > 2:
-        index = path[2]
-        if isinstance(index, int) and index >= own and index - own < len(names):
-            return Problem(clusters_file, names[index - own][1], message)
-    words = _QUOTED.findall(text)
-    for name, named_at in names:
-        if name in words:
-            return Problem(clusters_file, named_at, message)
-    for word in words:
-        line = _find(bootstrap, path, word)
-        if line is not None:
-            return Problem(bootstrap.file, line, message)
-    return bootstrap.problem(path, message) if path else Problem(bootstrap.file, 0, message)
+    return reason, _path(place[1])
 
 
 def _path(text: str) -> NodePath:

@@ -124,7 +124,7 @@ def test_a_missing_clusters_file_is_a_problem() -> None:
         (
             "routes:\n- name: r\n  pool: lama\n",
             "extproc.yaml:3: route `r` names pool `lama`, which does not exist; did you mean `llama`? "
-            "pools: llama",
+            "There are: llama",
         ),
         (
             "routes:\n- name: r\n  pool: llama\n  weights: {v1: 90, v3: 10}\n",
