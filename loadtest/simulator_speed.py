@@ -2,7 +2,8 @@
 
     python loadtest/simulator_speed.py [--requests N] [--engines N]
 
-Each case feeds Poisson arrivals round-robin to the engines in virtual time. "requests/s" is simulated requests per second of CPU time.
+Each case feeds Poisson arrivals round-robin to the engines in virtual time. "requests/s" is simulated
+requests per second of CPU time.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_the_first_tokens_time_since_arrival_counts_the_waiting() -> None:
     engine.submit(job("a", 100, 1), now=0.0)
     engine.submit(job("b", 100, 1), now=0.05)
     events = drain(engine)
-    first = [event for event in events if isinstance(event, FirstToken) and event.id == "b"][0]
+    first = next(event for event in events if isinstance(event, FirstToken) and event.id == "b")
     assert first.at == pytest.approx(0.22)
     assert first.since_arrival_s == pytest.approx(0.17)
 
@@ -215,7 +215,7 @@ def test_a_decode_out_of_blocks_preempts_the_newest_and_recomputes_it() -> None:
     engine = make(Profile(1000, 0.01, block_size=4, kv_blocks=6))
     engine.submit(job("a", 8, 8), now=0.0)
     engine.submit(job("b", 8, 8), now=0.0)
-    # Both hold 2 blocks and need a third for the second token: 6 blocks. For the sixth token each needs a fourth.
+    # Both hold 2 blocks and need a third for the second token: 6 blocks. For the sixth each needs a fourth.
     events = drain(engine)
     assert times(events, FirstToken) == {"a": 0.026, "b": 0.026}
     assert times(events, Preempted) == {"b": 0.026 + 4 * 0.01}

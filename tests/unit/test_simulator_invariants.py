@@ -125,9 +125,7 @@ def drive(profile: Profile, work: list[Arrival], pause: float | None = None) -> 
 
 @settings(max_examples=150, deadline=None)
 @given(profiles, arrivals)
-def test_every_job_ends_exactly_once_and_leaves_nothing_behind(
-    profile: Profile, work: list[Arrival]
-) -> None:
+def test_every_job_ends_exactly_once_and_leaves_nothing_behind(profile: Profile, work: list[Arrival]) -> None:
     engine, events = drive(profile, work)
     ended = [event.id for event in events if isinstance(event, Finished | Aborted | Rejected)]
     assert sorted(ended) == sorted(str(index) for index in range(len(work)))
