@@ -16,12 +16,15 @@ from extproc.ledger import Ledger, Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.match import Router
 from extproc.routing.pool import Pool
+from extproc.scheduling.registry import build as build_strategy
+from extproc.scheduling.strategy import Strategy
 
 
 class Core:
     """Everything that decides, accounts and learns. No clock, no socket: ``now`` is monotonic seconds.
 
     ``seed`` is the installation's secret for block hashes; ``dead_after_s`` is how long a lease may be silent.
+    ``build`` makes strategies by name.
     """
 
     def __init__(
@@ -33,19 +36,20 @@ class Core:
         dead_after_s: float = 180.0,
         on_considered: Callable[[Considered, float], None] | None = None,
         on_settled: Callable[[Settlement, float], None] | None = None,
+        build: Callable[[str, Mapping[str, object], random.Random], Strategy] = build_strategy,
     ) -> None:
         self.models = ModelStats()
         self.view = CacheView(ApproximateIndex(max_blocks), self.models, seed=seed)
         self.fleet = Fleet(on_purge=self.view.purge)
         self.learner = Learner(self.models, self.view)
         self.ledger = Ledger(self.fleet, self.view, dead_after_s=dead_after_s, on_settled=self._settled)
-        self.dispatcher = Dispatcher(self.fleet, self.ledger, self.view, self.models, rng, on_considered)
+        self.dispatcher = Dispatcher(
+            self.fleet, self.ledger, self.view, self.models, rng, on_considered, build
+        )
         self._on_settled = on_settled
         self._prior_rates: Mapping[str, float] = {}
 
-    def install(
-        self, router: Router, specs: Iterable[EndpointSpec]
-    ) -> tuple[list[Endpoint], list[Endpoint]]:
+    def install(self, router: Router, specs: Iterable[EndpointSpec]) -> tuple[list[Endpoint], list[Endpoint]]:
         """Take over a configuration; returns the endpoints added and removed."""
         pools: Mapping[str, Pool] = router.pools
         self._prior_rates = {name: pool.prefill_rate for name, pool in pools.items()}

@@ -29,7 +29,7 @@ from extproc.routing.rejection import Rejection, no_capacity
 from extproc.routing.route import Route
 from extproc.routing.tenant import ANONYMOUS, Tenant
 from extproc.scheduling.eligible import eligible
-from extproc.scheduling.registry import build
+from extproc.scheduling.registry import build as build_strategy
 from extproc.scheduling.strategy import Candidate, Choice, Query, Strategy
 
 
@@ -72,6 +72,7 @@ class Dispatcher:
         models: ModelStats,
         rng: random.Random,
         on_considered: Callable[[Considered, float], None] | None = None,
+        build: Callable[[str, Mapping[str, object], random.Random], Strategy] = build_strategy,
     ) -> None:
         self.fleet = fleet
         self.ledger = ledger
@@ -79,6 +80,7 @@ class Dispatcher:
         self.models = models
         self.on_considered = on_considered
         self._rng = rng
+        self._build = build
         self._router = Router({})
         self._strategies: dict[tuple[str, str, str], Strategy] = {}
         self._tick = 0
@@ -90,7 +92,7 @@ class Dispatcher:
             for route in (None, *(route for route in router.routes if route.pool == pool.name)):
                 key, name, options = _strategy_of(pool, route)
                 if key not in wanted:
-                    wanted[key] = self._strategies.get(key) or build(name, options, self._rng)
+                    wanted[key] = self._strategies.get(key) or self._build(name, options, self._rng)
         self._strategies = wanted
         self._router = router
 
@@ -162,6 +164,7 @@ class Dispatcher:
             stream=request.stream,
             affinity_key=request.session or request.user or (f"{look.hashes[0]:x}" if look.hashes else ""),
             adapter=adapter,
+            blocks=look.hashes,
         )
 
     def _report(

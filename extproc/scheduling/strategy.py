@@ -25,6 +25,8 @@ class Query:
     adapter: str = ""
     """LoRA adapter, when the model named one."""
     locality: str = ""
+    blocks: Sequence[int] = ()
+    """Chained hashes of the prompt's full blocks, first block first."""
 
 
 @dataclass(slots=True)
