@@ -70,8 +70,9 @@ def _run(
 def _whole(bootstrap: dict[str, Any], engines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The bootstrap with the engine clusters in place of their file."""
     whole = dict(bootstrap)
-    static = dict(whole.get("static_resources") or {})
-    present = list(static.get("clusters") or [])
+    static = _mapping(whole.get("static_resources"))
+    clusters = static.get("clusters")
+    present = clusters if isinstance(clusters, list) else []
     names = {item.get("name") for item in present if isinstance(item, dict)}
     added = [
         {key: value for key, value in engine.items() if key != "@type"}
@@ -79,10 +80,14 @@ def _whole(bootstrap: dict[str, Any], engines: Sequence[dict[str, Any]]) -> dict
         if engine.get("name") not in names
     ]
     whole["static_resources"] = {**static, "clusters": [*present, *added]}
-    dynamic = dict(whole.get("dynamic_resources") or {})
+    dynamic = _mapping(whole.get("dynamic_resources"))
     if dynamic.pop("cds_config", None) is not None:
         whole["dynamic_resources"] = dynamic
     return whole
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def _culprit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -397,3 +398,22 @@ def test_envoy_judges_bootstrap_and_clusters_together(folder: Path) -> None:
 def test_a_binary_that_is_not_there_is_a_warning(folder: Path) -> None:
     (problem,) = checked(folder, "/nowhere/envoy")
     assert problem.startswith("envoy/envoy.yaml:0: warning: could not be judged by `/nowhere/envoy`: ")
+
+
+def test_a_bootstrap_of_any_shape_is_linted_without_an_exception() -> None:
+    whole = read(GOOD, "envoy.yaml")
+    for path, _ in list(walk(whole.data, ())):
+        for wrong in (None, 5, "x", [], {}, [5], {"x": [None]}):
+            document = read(GOOD, "envoy.yaml")
+            parent = document.data
+            for step in path[:-1]:
+                parent = parent[step]  # type: ignore[index]
+            parent[path[-1]] = wrong  # type: ignore[index]
+            assert all(problem.message for problem in lint(document, settings()))
+
+
+def walk(data: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    below = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in below:
+        yield (*path, key), value
+        yield from walk(value, (*path, key))

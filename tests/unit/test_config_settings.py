@@ -182,6 +182,10 @@ routes:
             "extproc.yaml:1: `listen.grpc`: the socket's path is missing; write "
             "`unix:envoy/live/extproc.sock`",
         ),
+        (
+            "health: {backoff: 10s, max_backoff: 5s}\n",
+            "extproc.yaml:1: `health`: `max_backoff` is shorter than `backoff`; make it at least as long",
+        ),
         ("default_pool: ''\n", "extproc.yaml:1: `default_pool` is empty; write a name"),
     ],
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from extproc.config.schema.base import Duration, FilePath, Section, Size
+from extproc.config.schema.base import Duration, FilePath, Section, Size, wrong
 
 Positive = Field(gt=0)
 
@@ -51,6 +51,12 @@ class Health(Section):
     """Longest exclusion."""
     probation: Annotated[int, Field(ge=0)] = 3
     """Successes, one request at a time, before a returning endpoint is trusted again."""
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.max_backoff < self.backoff:
+            raise wrong("`max_backoff` is shorter than `backoff`; make it at least as long")
+        return self
 
 
 class Removal(Section):
