@@ -1,1 +1,1 @@
-"""Traces, a virtual-time driver, peers' policies, reports."""
+"""Any workload under any policy in virtual time: the core that serves production, against models of engines."""

@@ -1,0 +1,65 @@
+"""Things that go wrong at set times, as words: ``slow:engine=3:factor=5:at=60:for=120``.
+
+| kind | what happens to the engine |
+|---|---|
+| ``slow`` | every step takes ``factor`` times as long |
+| ``down`` | connections are refused, running requests break off; it comes back with an empty cache |
+| ``frozen-metrics`` | scrapes show the numbers of the beginning again and again |
+| ``no-metrics`` | scrapes fail, requests go on |
+
+``engine`` counts from 0; without it all engines are meant. ``at`` and ``for`` are seconds of the replay; without
+``for`` it stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from extproc.replay.errors import ReplayError
+
+KINDS = ("slow", "down", "frozen-metrics", "no-metrics")
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    """One fault; ``engine`` None means all."""
+
+    kind: str
+    engine: int | None = None
+    factor: float = 3.0
+    at_s: float = 0.0
+    for_s: float = math.inf
+
+    def engines(self, count: int) -> range:
+        """Numbers of the engines it strikes, of ``count``."""
+        return range(count) if self.engine is None else range(self.engine, self.engine + 1)
+
+
+def parse_fault(words: str, engines: int) -> Fault:
+    """Read one fault for a fleet of so many engines.
+
+    Raises:
+        ReplayError: unknown kind or key, or a value out of range.
+    """
+    kind, *pairs = words.split(":")
+    if kind not in KINDS:
+        raise ReplayError(f"fault {words!r}: the kinds are {', '.join(KINDS)}")
+    values: dict[str, float] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in ("engine", "factor", "at", "for"):
+            raise ReplayError(f"fault {words!r}: {key!r} is not one of engine, factor, at, for")
+        try:
+            values[key] = float(value)
+        except ValueError:
+            raise ReplayError(f"fault {words!r}: {key} must be a number, not {value!r}") from None
+        if not values[key] >= 0:
+            raise ReplayError(f"fault {words!r}: {key} must not be negative")
+    engine = int(values["engine"]) if "engine" in values else None
+    if engine is not None and engine >= engines:
+        raise ReplayError(f"fault {words!r}: there are {engines} engines, counted from 0")
+    factor = values.get("factor", 3.0)
+    if factor <= 0:
+        raise ReplayError(f"fault {words!r}: factor must be above 0")
+    return Fault(kind, engine, factor, values.get("at", 0.0), values.get("for", math.inf))
