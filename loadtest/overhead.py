@@ -38,7 +38,6 @@ from loadtest.report import (
     interval,
     number,
     percentile,
-    ratio_interval,
     table,
     with_interval,
     write_json,

@@ -99,8 +99,8 @@ async def test_a_closed_loop_ends_at_its_count(engine: Target) -> None:
     assert [sample.error for sample in samples] == [""] * 20
 
 
-async def test_bare_and_trivial_gateways_answer(children: Processes) -> None:
-    stage = build(children, ["bare", "trivial"], engines=1)
+async def test_the_three_gateways_answer(children: Processes) -> None:
+    stage = build(children, ["bare", "trivial", "extproc"], engines=2)
     for arm in stage.arms.values():
         client = Client(arm.target)
         requests = [
@@ -110,12 +110,13 @@ async def test_bare_and_trivial_gateways_answer(children: Processes) -> None:
         samples = await open_loop(client, iter(requests))
         await client.close()
         assert [(sample.status, sample.error) for sample in samples] == [(200, "")] * 2, arm.name
-    trivial = stage.arms["trivial"]
-    assert trivial.processor_socket is not None
-    cost = await record_cost_s(
-        trivial.processor_socket, trivial.pids["processor"], stage.engine_ports[0], records=50
-    )
-    assert cost > 0
+    for name in ("trivial", "extproc"):
+        arm = stage.arms[name]
+        assert arm.processor_socket is not None
+        cost = await record_cost_s(
+            arm.processor_socket, arm.pids["processor"], stage.engine_ports[0], records=50
+        )
+        assert cost > 0
 
 
 def test_a_child_that_fails_is_told_with_its_last_words(children: Processes) -> None:
