@@ -85,15 +85,16 @@ class BlockCache:
             if name >= 0:
                 self.evicted.append(name)
 
-    def name(self, name: int) -> bool:
-        """Give a private block its name. False, and the block stays private, when another block has it
-        already.
+    def name(self, names: Seq[int]) -> list[int]:
+        """Give private blocks their names; returns the new ones.
+
+        A block whose name another block has already stays private.
         """
-        if name in self._refs:
-            return False
-        self._private -= 1
-        self._refs[name] = 1
-        return True
+        refs = self._refs
+        fresh = [name for name in dict.fromkeys(names) if name not in refs]
+        refs.update(dict.fromkeys(fresh, 1))
+        self._private -= len(fresh)
+        return fresh
 
     def give_back(self, names: Seq[int], private: int, full_private: int) -> None:
         """Let go of one sequence's blocks: its ``names`` in prompt order and its ``private`` blocks.

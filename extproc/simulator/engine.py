@@ -429,7 +429,7 @@ class Engine:
         if end <= first:
             return
         seq.offered = end
-        fresh = [cached for cached in hashes[first:end] if self.cache.name(cached)]
+        fresh = self.cache.name(hashes[first:end])
         seq.names.extend(fresh)
         if self._kv_events and fresh:
             self._report_evictions(at)

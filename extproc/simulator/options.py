@@ -27,7 +27,7 @@ class Options:
     chunk_tokens: int = 1
     """Tokens in an SSE event."""
     max_model_len: int | None = None
-    """Most tokens of prompt and reply together; never more than the KV cache holds, which is what None means."""
+    """Most tokens of prompt and reply together; None means what the KV cache holds, also the most."""
     tick_s: float = 0.02
     """How often streams are told of new tokens."""
     keepalive_s: float = 5.0
