@@ -16,7 +16,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,8 @@ from typing import Any
 
 from extproc.config.cluster_defaults import complete
 from extproc.config.cluster_metadata import ClusterSettings, read_settings
-from extproc.config.envoy_message import did_you_mean, field, parse
+from extproc.config.cluster_places import Places, host_port, is_ip, locate
+from extproc.config.envoy_message import field, parse
 from extproc.config.problem import ConfigError, Problem
 from extproc.config.yaml_source import Document, NodePath, read_file
 from extproc.fleet.endpoint import EndpointSpec
@@ -76,7 +76,7 @@ class Clusters:
             if not ips:
                 found.append(name.spec)
             for ip in ips:
-                found.append(replace(name.spec, address=_host_port(ip, name.port), listed=True))
+                found.append(replace(name.spec, address=host_port(ip, name.port), listed=True))
         unique = {spec.key: spec for spec in found}
         return tuple(unique.values())
 
@@ -87,7 +87,7 @@ def read_clusters(document: Document, base: Path | None = None) -> Clusters:
     Raises:
         ConfigError: with every problem found, at its line.
     """
-    path, items, published = _locate(document)
+    path, items, published = locate(document)
     reading = _Reading(document, base or Path(document.file).parent, published)
     for index, item in enumerate(items):
         reading.cluster(item, (*path, index))
@@ -101,42 +101,6 @@ def read_clusters(document: Document, base: Path | None = None) -> Clusters:
         warnings=tuple(reading.problems),
         files=tuple(reading.files),
     )
-
-
-def _locate(document: Document) -> tuple[NodePath, list[Any], bool]:
-    """Where the list of clusters stands, the list, and whether it is for us to publish."""
-    data = document.data
-    static = data.get("static_resources")
-    places: list[tuple[NodePath, object, bool]] = [
-        (("resources",), data.get("resources"), True),
-        (("clusters",), data.get("clusters"), True),
-        (
-            ("static_resources", "clusters"),
-            static.get("clusters") if isinstance(static, dict) else None,
-            False,
-        ),
-    ]
-    for path, value, published in places:
-        if value is None:
-            continue
-        if not isinstance(value, list):
-            raise ConfigError(
-                [document.problem(path, "must be a list of clusters (lines that begin with `- `)")]
-            )
-        if published:
-            known = [str(path[0]), "version_info", "type_url", "nonce"]
-            unknown = [key for key in data if key not in known and not key.startswith("x-")]
-            if unknown:
-                raise ConfigError(
-                    [
-                        document.problem((key,), f"unknown key `{key}`{did_you_mean(key, known)}")
-                        for key in unknown
-                    ]
-                )
-        return path, value, published
-    if any(key in data for key in ("resources", "clusters", "static_resources")) or not data:
-        return ("resources",), [], static is None
-    raise ConfigError([document.problem((), "no clusters here; write them as a list under `resources:`")])
 
 
 class _Reading:
@@ -189,7 +153,7 @@ class _Reading:
         """Read the endpoints; the completed cluster, or None when it is not ours."""
         before = len(self.problems)
         settings, given = read_settings(self.document, item, path, ClusterSettings(), self.problems)
-        places = _Places(self.document, path, item, message.load_assignment)
+        places = Places(self.document, path, item, message.load_assignment)
         eds = message.type == message.EDS and not message.HasField("cluster_type")
         if eds:
             eds_places = self._eds(message, path)
@@ -234,7 +198,7 @@ class _Reading:
     def _place(self, found: list[Any], lists: bool, kind: str, message: Any) -> None:
         for spec, address, where in found:
             host, port = address
-            if _is_ip(host):
+            if is_ip(host):
                 self.endpoints.append(replace(spec, listed=lists))
             elif kind in _DNS:
                 family = message.DnsLookupFamily.Name(message.dns_lookup_family)
@@ -245,7 +209,7 @@ class _Reading:
                     where, f"`{host}` is a name, and this cluster's type takes IPs; write `type: STRICT_DNS`"
                 )
 
-    def _specs(self, places: _Places, settings: ClusterSettings, message: Any) -> list[Any]:
+    def _specs(self, places: Places, settings: ClusterSettings, message: Any) -> list[Any]:
         """``(spec, (host, port), path)`` of every endpoint."""
         found = []
         tls = message.transport_socket.name == "envoy.transport_sockets.tls" or "UpstreamTlsContext" in (
@@ -264,11 +228,11 @@ class _Reading:
                     )
                 )
                 continue
-            spec = own.spec(message.name, _host_port(socket.address, socket.port_value), tls, locality)
+            spec = own.spec(message.name, host_port(socket.address, socket.port_value), tls, locality)
             found.append((spec, (socket.address, socket.port_value), path))
         return found
 
-    def _eds(self, message: Any, path: NodePath) -> _Places | None:
+    def _eds(self, message: Any, path: NodePath) -> Places | None:
         """Read the file that an EDS cluster names."""
         from envoy.config.endpoint.v3 import endpoint_pb2
 
@@ -298,7 +262,7 @@ class _Reading:
             item = {key: value for key, value in item.items() if key != "@type"}
             assignment = endpoint_pb2.ClusterLoadAssignment()
             self.problems += parse(document, place, item, assignment)
-            return _Places(document, place, {"load_assignment": item}, assignment, skip=1)
+            return Places(document, place, {"load_assignment": item}, assignment, skip=1)
         self.report(path, f"{file} has no endpoints for `{wanted}`; add a resource with that `cluster_name`")
         return None
 
@@ -337,46 +301,8 @@ _HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _TYPE = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 
 
-@dataclass(slots=True)
-class _Places:
-    """The endpoints of a load assignment, as message and as data, with their paths."""
-
-    document: Document
-    path: NodePath
-    data: dict[str, Any]
-    assignment: Any
-    skip: int = 0
-    """Leading steps that are not in the document."""
-
-    def endpoints(self) -> list[tuple[str, Any, Any, NodePath]]:
-        """``(locality, message, data, path)``."""
-        found = []
-        key, assignment = field(self.data, "load_assignment")
-        _, groups = field(assignment, "endpoints")
-        for i, group in enumerate(self.assignment.endpoints):
-            parts = (group.locality.region, group.locality.zone, group.locality.sub_zone)
-            locality = "/".join(part for part in parts if part)
-            inner, items = field(groups[i], "lb_endpoints")
-            for j, endpoint in enumerate(group.lb_endpoints):
-                steps: NodePath = (key, "endpoints", i, inner, j)
-                found.append((locality, endpoint, items[j], (*self.path, *steps[self.skip :])))
-        return found
-
-
 def _has_override_host(message: Any) -> bool:
     return any(
         policy.typed_extension_config.typed_config.type_url.endswith(".OverrideHost")
         for policy in message.load_balancing_policy.policies
     )
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
