@@ -15,6 +15,7 @@ class StreamTotals(Protocol):
     in_flight: int
     buffered_bytes: int
     total: int
+    messages: int
     cancelled: int
     failed: int
 
@@ -33,6 +34,7 @@ def bind_streams(metrics: Metrics, totals: StreamTotals) -> None:
     metrics.bind("streams_in_flight", lambda: totals.in_flight)
     metrics.bind("buffered_bytes", lambda: totals.buffered_bytes)
     metrics.bind("streams", lambda: totals.total)
+    metrics.bind("messages", lambda: totals.messages)
     metrics.bind("streams_cancelled", lambda: totals.cancelled)
     metrics.bind("streams_failed", lambda: totals.failed)
 

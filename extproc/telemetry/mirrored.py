@@ -28,6 +28,7 @@ MIRRORED = (
         "streams_in_flight", "gauge", "ext_proc streams open now: requests being read, decided or queued."
     ),
     Mirrored("streams", "counter", "ext_proc streams."),
+    Mirrored("messages", "counter", "ext_proc messages read from Envoy."),
     Mirrored("streams_cancelled", "counter", "ext_proc streams whose client left before the answer."),
     Mirrored("streams_failed", "counter", "ext_proc streams that ended in an error of ours."),
     Mirrored("buffered_bytes", "gauge", "Request body bytes held while deciding."),
