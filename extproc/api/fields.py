@@ -19,6 +19,7 @@ _LARGEST_COUNT = 2**31 - 1
 _string = msgspec.json.Decoder(str)
 _lax_int = msgspec.json.Decoder(Annotated[int, Meta(ge=0, le=_LARGEST_COUNT)], strict=False)
 _lax_bool = msgspec.json.Decoder(bool, strict=False)
+_array = msgspec.json.Decoder(list[Raw])
 _object = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -62,12 +63,7 @@ def opens(raw: Raw) -> bytes:
 
 def text(raw: Raw) -> str | None:
     """A JSON string; None for anything else."""
-    if not is_given(raw):
-        return None
-    try:
-        return _string.decode(raw)
-    except ValidationError:
-        return None
+    return _string.decode(raw) if opens(raw) == b'"' else None
 
 
 def label(raw: Raw) -> str | None:
@@ -111,9 +107,9 @@ def member(raw: Raw, key: str) -> Raw:
 
 def members(raw: Raw) -> dict[str, Raw]:
     """The keys of a JSON object as raw slices; empty when ``raw`` is none."""
-    if not is_given(raw):
-        return {}
-    try:
-        return _object.decode(raw)
-    except ValidationError:
-        return {}
+    return _object.decode(raw) if opens(raw) == b"{" else {}
+
+
+def elements(raw: Raw) -> list[Raw]:
+    """The elements of a JSON array as raw slices; empty when ``raw`` is none."""
+    return _array.decode(raw) if opens(raw) == b"[" else []

@@ -31,8 +31,10 @@ _string = msgspec.json.Decoder(str)
 _KEYS = Body.__struct_fields__
 _FORM = frozenset({"model", "stream", "user"})
 _NO_PROMPT_APIS = frozenset({Api.OTHER, Api.MODELS, Api.HEALTH})
-_DEEPEST_SCAN = 1 << 20
-"""Bytes at the start of a too deeply nested body in which its model is looked for."""
+_MOST_COMMAS = 2_000_000
+"""A body with more has a prompt of no sane shape (a million token ids have a million): it is not read, since
+a list of small things takes a hundred times its size in memory.
+"""
 
 
 class BadRequest(Exception):
@@ -103,12 +105,14 @@ def _read_json(request: InferenceRequest, body: bytes) -> None:
         except msgspec.DecodeError:
             _read_tolerant(request, body)
     except RecursionError:
-        _read_model_only(request, body[:_DEEPEST_SCAN])
+        _read_model_only(request, body)
 
 
 def _read_strict(request: InferenceRequest, body: bytes) -> None:
     keys = _body.decode(body)
     _fill(request, keys)
+    if request.api not in _NO_PROMPT_APIS:
+        request.prompt = Prompt(size=len(body)) if _is_shredded(body) else prompt.build(request.api, keys)
     if request.model is not None:
         request.model_span = model_span(body, bytes(keys.model))
 
@@ -119,17 +123,24 @@ def _read_tolerant(request: InferenceRequest, body: bytes) -> None:
         with contextlib.suppress(msgspec.DecodeError):
             _read_strict(request, patched)
             return
-    if len(body) > tolerant.LARGEST:
+    if len(body) > tolerant.LARGEST or _is_shredded(body):
         _read_model_only(request, body)
         return
-    _fill(request, _body.decode(tolerant.clean(body, _KEYS)))
+    keys = _body.decode(tolerant.clean(body, _KEYS))
+    _fill(request, keys)
+    if request.api not in _NO_PROMPT_APIS:
+        request.prompt = prompt.build(request.api, keys)
     if request.model is not None and tolerant.is_ascii_superset(body):
         request.model_span = find_model(body)
 
 
+def _is_shredded(body: bytes) -> bool:
+    return len(body) > _MOST_COMMAS and body.count(b",") > _MOST_COMMAS
+
+
 def _read_model_only(request: InferenceRequest, body: bytes) -> None:
     """For bodies that cannot be parsed as a whole: the model key alone."""
-    request.prompt = Prompt()
+    request.prompt = Prompt(size=len(body))
     request.model = request.model_span = None
     span = find_model(body)
     if span is None:
@@ -165,5 +176,3 @@ def _fill(request: InferenceRequest, body: Body) -> None:
         or fields.label(fields.member(body.metadata, "user_id"))
     )
     request.cache_salt = fields.label(body.cache_salt) or ""
-    if request.api not in _NO_PROMPT_APIS:
-        request.prompt = prompt.build(request.api, body)

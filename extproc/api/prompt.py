@@ -8,7 +8,7 @@ FE text``, one a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from msgspec import Meta, Raw, ValidationError
 from extproc.api import fields, turns
 from extproc.api.fields import Body
 from extproc.api.request import Api, Prompt
-from extproc.api.turns import BODY, SECTION, Turn, Writer
+from extproc.api.turns import BODY, SECTION, Budget, Turn, Writer
 
 _Token = Annotated[int, Meta(ge=0, lt=2**32)]
 _turns = msgspec.json.Decoder(list[Turn])
@@ -29,33 +29,40 @@ _token_lists = msgspec.json.Decoder(list[list[_Token]])
 class _Builder:
     """Pieces, media and tokens gathered while the keys are read in order."""
 
-    __slots__ = ("media", "pieces", "token_ids")
+    __slots__ = ("budget", "media", "pieces", "token_ids")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.media = 0
+        self.budget = Budget()
         self.token_ids: tuple[int, ...] | None = None
+
+    def turn(self, role: str) -> Writer:
+        return Writer(role, self.budget)
 
     def add(self, writer: Writer) -> None:
         self.pieces.append(writer.piece())
         self.media += writer.media
 
-    def prompt(self) -> Prompt:
+    def prompt(self, raw_size: int) -> Prompt:
         if self.token_ids and not self.pieces:
             return Prompt(token_ids=self.token_ids, size=4 * len(self.token_ids))
-        return Prompt(tuple(self.pieces), None, sum(map(len, self.pieces)), self.media)
+        size = sum(map(len, self.pieces))
+        if not self.budget.left:
+            size = max(size, raw_size)
+        return Prompt(tuple(self.pieces), None, size, self.media)
 
 
 def build(api: Api, body: Body) -> Prompt:
-    """The prompt of ``body`` for ``api``; empty for APIs that carry none. Raises nothing on strict UTF-8
-    JSON.
-    """
+    """The prompt of ``body`` for ``api``; empty for APIs that carry none. Raises nothing on strict JSON."""
     builder = _Builder()
+    raw_size = 0
     for name, read in _READS.get(api, ()):
         raw: Raw = getattr(body, name)
         if fields.is_given(raw):
+            raw_size += len(memoryview(raw))
             read(builder, name, raw)
-    return builder.prompt()
+    return builder.prompt(raw_size)
 
 
 def _verbatim(builder: _Builder, name: str, raw: Raw) -> None:
@@ -66,7 +73,7 @@ def _verbatim(builder: _Builder, name: str, raw: Raw) -> None:
 
 def _system(builder: _Builder, _: str, raw: Raw) -> None:
     """Anthropic's ``system`` and Responses' ``instructions``: the same bytes as a leading system turn."""
-    writer = Writer("system")
+    writer = builder.turn("system")
     writer.raw_content(raw)
     builder.add(writer)
 
@@ -75,11 +82,11 @@ def _messages(builder: _Builder, _: str, raw: Raw) -> None:
     try:
         messages = _turns.decode(raw)
     except ValidationError:
-        for item in turns.as_list(raw):
+        for item in builder.budget.take(fields.elements(raw)):
             _message(builder, item)
         return
-    for turn in messages:
-        writer = Writer(turn.role)
+    for turn in builder.budget.take(messages):
+        writer = builder.turn(turn.role)
         writer.turn(turn)
         builder.add(writer)
 
@@ -88,11 +95,11 @@ def _message(builder: _Builder, raw: Raw) -> None:
     """One message of any shape; what is no object becomes a turn without a role."""
     found = turns.read(raw)
     if found is None:
-        writer = Writer("")
+        writer = builder.turn("")
         writer.raw_content(raw)
     else:
         turn, odd_calls = found
-        writer = Writer(turn.role)
+        writer = builder.turn(turn.role)
         writer.turn(turn, odd_calls)
     builder.add(writer)
 
@@ -102,17 +109,17 @@ def _items(builder: _Builder, name: str, raw: Raw) -> None:
     other items.
     """
     if fields.opens(raw) != b"[":
-        writer = Writer("user")
+        writer = builder.turn("user")
         writer.raw_content(raw)
         builder.add(writer)
         return
-    for item in turns.as_list(raw):
+    for item in builder.budget.take(fields.elements(raw)):
         keys = fields.members(item)
         kind = fields.text(keys.get("type", fields.ABSENT)) or "message"
         if kind == "message":
             _message(builder, item)
             continue
-        writer = Writer(kind)
+        writer = builder.turn(kind)
         if kind == "function_call":
             writer.call(item, item)
         elif kind == "function_call_output":
@@ -126,12 +133,11 @@ def _items(builder: _Builder, name: str, raw: Raw) -> None:
 
 def _texts(builder: _Builder, name: str, raw: Raw) -> None:
     """A text, token ids, or a list of either; dicts with a ``text`` count as texts, others as media."""
+    items: Sequence[Raw] = (raw,)
     if fields.opens(raw) == b"[":
         if _token_ids(builder, raw):
             return
-        items = turns.as_list(raw)
-    else:
-        items = [raw]
+        items = builder.budget.take(fields.elements(raw))
     tag = b"".join((SECTION, name.encode(), BODY))
     for item in items:
         string = fields.text(item)

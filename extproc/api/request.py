@@ -77,7 +77,9 @@ class Prompt:
     pieces: tuple[bytes, ...] = ()
     token_ids: tuple[int, ...] | None = None
     size: int = 0
-    """Bytes of all pieces, or 4 per token id."""
+    """Bytes of all pieces, or 4 per token id. Larger than the pieces where a request of abnormal shape was
+    not read to its end: then at least the bytes it takes in the body.
+    """
     media: int = 0
     """Number of media parts."""
 

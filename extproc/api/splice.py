@@ -10,7 +10,11 @@ from __future__ import annotations
 import json
 import re
 
-_TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?+|[\[{]++|[\]}]++', re.DOTALL)
+_TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)(\s*+:)?+|[\[{]++|[\]}]++', re.DOTALL)
+"""A string (group 1) and perhaps the colon that makes it a key (group 2), or a run of brackets. A string without
+an end is one token too: no body makes the walk start again and again.
+"""
+_MOST_TOKENS = 500_000
 _SPACE = re.compile(rb"\s*+")
 
 
@@ -45,11 +49,15 @@ def find_model(body: bytes) -> tuple[int, int] | None:
 
     Walks strings and brackets only, so it also works on bodies too deep for a parser. The last of duplicate
     keys wins, as in Python's and most other parsers; a last one that is no string gives None. In UTF-8 only.
+
+    Gives up (None) after half a million strings and brackets, so that no body costs more than some 100 ms.
     """
     depth = 0
     span = None
     wanted = -1
-    for token in _TOKEN.finditer(body):
+    for walked, token in enumerate(_TOKEN.finditer(body)):
+        if walked == _MOST_TOKENS:
+            return None
         start = token.start()
         first = body[start]
         if first == 0x22:

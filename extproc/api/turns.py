@@ -8,7 +8,8 @@ Rules of this file:
   with exactly the bytes it had before;
 - a string and a single text part with that string are the same bytes, as templates render them the same;
 - media are digests of their raw JSON. Call ids and cache markers are left out: the first are rarely rendered,
-  the second wander from turn to turn with Anthropic's clients.
+  the second wander from turn to turn with Anthropic's clients;
+- work is bounded: a budget of items a request, and no tool results inside tool results.
 
 Grammar: ``turn = FF role FE item*``; an item is text (after FD unless it comes first), FC + 16 bytes of
 digest, FB name FE arguments (a tool call), F9 reasoning, or F8 item* C0 (a tool's result inside a turn).
@@ -17,6 +18,7 @@ digest, FB name FE arguments (a tool call), F9 reasoning, or F8 item* C0 (a tool
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import xxhash
@@ -74,10 +76,11 @@ class Part(Struct, gc=False):
     content: Raw = ABSENT
 
 
+_TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+_Item = TypeVar("_Item")
 OddCall = tuple[Raw, Raw]
 """A call not written as OpenAI does (arguments as an object, no function): its function, and all of it."""
 
-_parts = msgspec.json.Decoder(list[Raw])
 _part = msgspec.json.Decoder(Part)
 _turn = msgspec.json.Decoder(Turn)
 _TAGS = {
@@ -91,14 +94,32 @@ def tag(role: str) -> bytes:
     return _TAGS.get(role) or TURN + role.encode() + BODY
 
 
+class Budget:
+    """How many turns, parts and calls of one request are still looked at, however many it has."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = 16_384) -> None:
+        self.left = left
+
+    def take(self, items: Sequence[_Item]) -> Sequence[_Item]:
+        """As many of ``items`` as there is budget for."""
+        if len(items) > self.left:
+            items = items[: self.left]
+        self.left -= len(items)
+        return items
+
+
 class Writer:
     """Collects the items of one turn; counts media."""
 
-    __slots__ = ("media", "out")
+    __slots__ = ("_budget", "_in_result", "media", "out")
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, budget: Budget) -> None:
         self.out: list[bytes] = [tag(role)]
         self.media = 0
+        self._budget = budget
+        self._in_result = False
 
     def piece(self) -> bytes:
         """The turn's bytes."""
@@ -110,11 +131,11 @@ class Writer:
             if raw is not ABSENT and (thought := fields.text(raw)):
                 self._append(REASONING, thought)
         self.content(turn.content)
-        for call in turn.tool_calls or ():
+        for call in self._budget.take(turn.tool_calls or ()):
             self._call(call.function.name, call.function.arguments)
         if turn.function_call is not None:
             self._call(turn.function_call.name, turn.function_call.arguments)
-        for function, whole in odd_calls:
+        for function, whole in self._budget.take(odd_calls):
             self.call(function, whole)
 
     def content(self, content: str | list[Raw] | None) -> None:
@@ -122,7 +143,7 @@ class Writer:
         if isinstance(content, str):
             self._text(content)
         elif content is not None:
-            for raw in content:
+            for raw in self._budget.take(content):
                 self._part(raw)
 
     def raw_content(self, raw: Raw) -> None:
@@ -135,7 +156,7 @@ class Writer:
         if string is not None:
             self._text(string)
         elif fields.opens(raw) == b"[":
-            self.content(as_list(raw))
+            self.content(fields.elements(raw))
         else:
             self._digest(raw)
 
@@ -172,13 +193,7 @@ class Writer:
             else:
                 self._digest(raw)
             return
-        if part.text is not None and part.type in (
-            "text",
-            "input_text",
-            "output_text",
-            "summary_text",
-            "reasoning_text",
-        ):
+        if part.text is not None and part.type in _TEXTS:
             self._text(part.text)
         elif part.type == "thinking" and part.thinking is not None:
             self._append(REASONING, part.thinking)
@@ -186,10 +201,12 @@ class Writer:
             self._text(part.refusal)
         elif part.type == "tool_use" and (name := fields.text(part.name)) is not None:
             self._raw_call(name, part.input)
-        elif part.type == "tool_result":
+        elif part.type == "tool_result" and not self._in_result:
+            self._in_result = True
             self.out.append(RESULT)
             self.raw_content(part.content)
             self.out.append(END)
+            self._in_result = False
         else:
             self._digest(raw)
 
@@ -206,16 +223,6 @@ class Writer:
         self.out += (MEDIA, digest(raw))
 
 
-def as_list(raw: Raw) -> list[Raw]:
-    """The elements of a JSON array as raw slices; empty when ``raw`` is none."""
-    if not fields.is_given(raw):
-        return []
-    try:
-        return _parts.decode(raw)
-    except ValidationError:
-        return []
-
-
 def read(raw: Raw) -> tuple[Turn, Sequence[OddCall]] | None:
     """A turn from its raw JSON, as far as its types allow; None when it is no object."""
     try:
@@ -226,14 +233,16 @@ def read(raw: Raw) -> tuple[Turn, Sequence[OddCall]] | None:
         return None
     content = keys.get("content", ABSENT)
     string = fields.text(content)
-    parts = (as_list(content) or [content]) if fields.is_given(content) else None
+    parts = (fields.elements(content) or [content]) if fields.is_given(content) else None
     turn = Turn(
         role=fields.text(keys.get("role", ABSENT)) or "",
         content=string if string is not None else parts,
         reasoning=keys.get("reasoning", ABSENT),
         reasoning_content=keys.get("reasoning_content", ABSENT),
     )
-    calls = [(fields.member(call, "function"), call) for call in as_list(keys.get("tool_calls", ABSENT))]
+    calls = [
+        (fields.member(call, "function"), call) for call in fields.elements(keys.get("tool_calls", ABSENT))
+    ]
     function = keys.get("function_call", ABSENT)
     if fields.is_given(function):
         calls.append((function, function))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.api import parse as parsing
 from extproc.api import tolerant
 from extproc.api.parse import BadRequest, parse
 from extproc.api.request import Api, Dialect, InferenceRequest, RequestHead
@@ -232,7 +233,18 @@ def test_marks_and_surrogates_need_no_slow_reading(body: bytes, monkeypatch: pyt
 def test_a_huge_odd_body_is_routed_by_its_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tolerant, "LARGEST", 40)
     request = read(b'{"prompt":"hi","x":NaN,"y":"%s","model":"m"}' % (b"y" * 40), "/v1/completions")
-    assert (request.model, request.prompt.size) == ("m", 0)
+    assert (request.model, request.prompt.pieces) == ("m", ())
+    assert request.prompt.size == request.body_size
+
+
+def test_a_prompt_shredded_into_millions_of_pieces_is_sized_but_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parsing, "_MOST_COMMAS", 20)
+    for extra in ({}, {"x": float("nan")}):
+        request = read({"model": "m", "stream": True, "messages": [{}] * 30, **extra})
+        assert (request.model, request.prompt.pieces) == ("m", ())
+        assert request.prompt.size == request.body_size
 
 
 def test_a_compressed_body_is_read_from_its_plain_form() -> None:

@@ -268,6 +268,29 @@ def test_keys_of_another_api_are_not_read() -> None:
     assert prompt(CHAT, {"prompt": "a", "input": "b", "messages": []}) == Prompt()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x"}] * 20_000},
+        {"messages": [5] * 20_000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 20_000}]},
+        {"messages": [{"role": "user", "content": ["x"] * 100}] * 300},
+    ],
+)
+def test_a_request_of_very_many_items_is_read_in_part_and_sized_in_full(body: dict[str, Any]) -> None:
+    made = prompt(CHAT, body)
+    pieces = sum(map(len, made.pieces))
+    assert pieces < 30 * 16_384
+    assert made.size == max(pieces, len(json.dumps(body["messages"])))
+
+
+def test_tool_results_do_not_nest() -> None:
+    inner = {"type": "tool_result", "content": "x"}
+    piece = turn(role="user", content=[{"type": "tool_result", "content": [inner]}, inner])
+    assert piece[:8] == b"\xffuser\xfe\xf8\xfc"
+    assert piece[24:] == b"\xc0\xf8\xfdx\xc0"
+
+
 texts = st.text(max_size=8) | st.sampled_from(["user", "a", "\\xff", "\xff", "\xfe", "þ"])
 parts = st.one_of(
     st.builds(lambda text: {"type": "text", "text": text}, texts),

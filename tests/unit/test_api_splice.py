@@ -109,6 +109,18 @@ def test_utf_16_is_routed_but_has_no_span() -> None:
     assert (request.model, request.model_span) == ("alias", None)
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"model":"a', b'{"model":"a\\', b'{"model":"a\\"' + b'\\"' * 200_000, b'"']
+)
+def test_a_string_without_an_end_is_walked_once(body: bytes) -> None:
+    find_model(body)
+
+
+def test_a_body_of_millions_of_strings_is_given_up() -> None:
+    assert find_model(b'{"x":[' + b'"",' * 600_000 + b'""],"model":"m"}') is None
+    assert read(b'{"x":[' + b'"",' * 600_000 + b'""],"model":"m"}').model_span is not None
+
+
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 )
