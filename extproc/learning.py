@@ -34,13 +34,16 @@ class Learner:
         if settlement.outcome is not Outcome.SUCCESS:
             return
         if lease.api.generates:
-            endpoint.rates.observe_completion(duration, ttft, usage.output, settlement.active, now)
+            endpoint.rates.observe_completion(duration, ttft, settlement.active, now)
         if lease.adopted:
             return
         self._models.observe(
-            lease.model, prompt_bytes=lease.prompt_bytes, prompt_tokens=usage.input, output_tokens=usage.output
+            lease.model,
+            prompt_bytes=lease.prompt_bytes,
+            prompt_tokens=usage.input,
+            output_tokens=usage.output,
         )
         if usage.cached is not None:
             endpoint.rates.observe_match(lease.prompt_tokens - lease.uncached_tokens, usage.cached, now)
-        if usage.output and lease.generation == endpoint.generation:
-            self._view.generated(endpoint, lease.model, usage.output)
+        if usage.output and lease.look is not None and lease.generation == endpoint.generation:
+            self._view.answered(endpoint, lease.look, usage.output)

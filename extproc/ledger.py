@@ -26,7 +26,7 @@ from extproc.api.request import Api
 from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.fleet import Fleet
 from extproc.kvcache.view import CacheView, Claim, Look
-from extproc.outcome import End, FailedAttempt, Outcome, Renewal, classify
+from extproc.outcome import End, FailedAttempt, Outcome, Renewal, Usage, classify
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class Ledger:
         if served_by is not None and served_by is not lease.endpoint:
             self._move(lease, served_by, now)
         if event.ttft_s is not None and outcome is not Outcome.FAILURE and not lease.started:
-            self._first_token(lease, event.ttft_s, now)
+            self._first_token(lease, event.ttft_s, now, event.usage)
         if served_by is not None and not (outcome is Outcome.FAILURE and lease.blamed is served_by):
             _tell_health(served_by, outcome, now)
             if outcome is Outcome.FAILURE:
@@ -227,11 +227,12 @@ class Ledger:
         lease.started = True
         endpoint.backlog.remove(lease.uncached_tokens, now, endpoint.rates.prefill_at(now))
 
-    def _first_token(self, lease: Lease, ttft_s: float, now: float) -> None:
+    def _first_token(self, lease: Lease, ttft_s: float, now: float, usage: Usage | None = None) -> None:
         if lease.stream and not lease.adopted and lease.attempts == 1:
-            lease.endpoint.rates.observe_first_token(
-                lease.uncached_tokens, ttft_s, lease.backlog_at_open, now
-            )
+            uncached = lease.uncached_tokens
+            if usage is not None and usage.input is not None and usage.cached is not None:
+                uncached = max(usage.input - usage.cached, 0)
+            lease.endpoint.rates.observe_first_token(uncached, ttft_s, lease.backlog_at_open, now)
         self._start(lease, now)
 
     def _move(self, lease: Lease, endpoint: Endpoint, now: float) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
 
 from extproc.engines.state import EngineState
 from extproc.fleet.endpoint import Endpoint, EndpointSpec, Lifecycle
+from extproc.fleet.peers import share
 
 
 class Fleet:
@@ -91,13 +91,9 @@ class Fleet:
         self.on_purge(endpoint)
 
     def share_rates(self, now: float, prior_rates: Mapping[str, float]) -> None:
-        """Set every endpoint's prior to the median of its pool's fresh rates, else to the pool's setting."""
+        """Let the endpoints of each pool learn from each other."""
         for name, endpoints in self._pools.items():
-            measured = [endpoint.rates.prefill_at(now) for endpoint in endpoints if endpoint.rates.fresh(now)]
-            prior = median(measured) if measured else prior_rates.get(name)
-            if prior is not None:
-                for endpoint in endpoints:
-                    endpoint.rates.prior = prior
+            share([endpoint.rates for endpoint in endpoints], prior_rates.get(name), now)
 
     def _remove(self, endpoint: Endpoint) -> None:
         endpoint.removed = True

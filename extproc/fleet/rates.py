@@ -1,5 +1,4 @@
-"""Learned speeds of one endpoint: prefill, decode slow-down, completions, and how far cache matches can be
-trusted.
+"""Learned speeds of one endpoint: prefill, completions, and how far cache matches can be trusted.
 
 Rules of this file:
 
@@ -12,8 +11,7 @@ Rules of this file:
   samples, is believed to be as fast as its peers again after a minute or two, and tried. The prior is the
   pool's setting until peers have samples, then their median;
 - **overhead** (s): lower quartile of the TTFT of requests with hardly any prefill;
-- **slowdown** (s per output token and further active stream): slope of time per output token over active
-  streams, ridge regression towards the prior with slow forgetting;
+- differences from the prior that may be noise are not acted on (:mod:`extproc.fleet.noise`);
 - **completion interval** (s): mean gap between completions while others were running; **service** (s): mean
   time from first token to the end;
 - **match trust** (0..1): cached tokens that usage reports over those we expected.
@@ -23,9 +21,9 @@ from __future__ import annotations
 
 from collections import deque
 
-PRIOR_SLOWDOWN = 0.0002
-"""Seconds per output token for every further active stream: 8B to 70B models on current GPUs go from about
-8-20 ms a token alone to 25-45 ms with a hundred streams."""
+from extproc.fleet.noise import beyond_noise
+from extproc.fleet.pace import Pace
+
 PRIOR_OVERHEAD = 0.02
 PRIOR_SERVICE = 4.0
 
@@ -35,8 +33,7 @@ _MIN_TOKENS = 256
 _HALF_LIFE_S = 45.0
 _PRIOR_SAMPLES = 2.0
 _BUSY_S = 2.0
-_RIDGE = 400.0
-_FORGET = 0.98
+_MIN_GENERATED = 32
 
 
 class Rates:
@@ -46,23 +43,19 @@ class Rates:
         "_aged_at",
         "_busy_s",
         "_busy_tokens",
-        "_cross",
         "_gap",
         "_gaps",
         "_last_completion",
-        "_mean_active",
-        "_mean_pace",
         "_overheads",
         "_sampled_at",
         "_samples",
-        "_spread",
         "_trust",
         "_trust_at",
         "overhead",
+        "pace",
         "prefill",
         "prior",
         "service",
-        "slowdown",
     )
 
     def __init__(self, prefill: float) -> None:
@@ -70,7 +63,8 @@ class Rates:
         """What the endpoint is taken to do without samples."""
         self.prefill = prefill
         self.overhead = PRIOR_OVERHEAD
-        self.slowdown = PRIOR_SLOWDOWN
+        self.pace = Pace()
+        """Decode slow-down."""
         self.service = PRIOR_SERVICE
         self._samples: deque[float] = deque(maxlen=_WINDOW)
         self._overheads: deque[float] = deque(maxlen=_WINDOW)
@@ -78,10 +72,6 @@ class Rates:
         self._aged_at = float("-inf")
         self._busy_s = 0.0
         self._busy_tokens = 0.0
-        self._mean_active: float | None = None
-        self._mean_pace = 0.0
-        self._spread = 0.0
-        self._cross = 0.0
         self._gap = 0.0
         self._gaps = 0
         self._last_completion: float | None = None
@@ -97,6 +87,11 @@ class Rates:
     def fresh(self, now: float) -> bool:
         """Whether the estimate rests on recent samples: only then it may be a peer's prior."""
         return len(self._samples) >= 3 and now - self._sampled_at < _HALF_LIFE_S
+
+    @property
+    def measured(self) -> float:
+        """Tokens per second by the samples alone; the prior without any."""
+        return _quantile(self._samples, _QUANTILE) if self._samples else self.prior
 
     def observe_first_token(
         self, uncached_tokens: float, ttft_s: float, backlog_at_decision: float, now: float
@@ -125,9 +120,7 @@ class Rates:
             self._sample(self._busy_tokens / self._busy_s, now)
             self._busy_s = self._busy_tokens = 0.0
 
-    def observe_completion(
-        self, duration_s: float, ttft_s: float | None, output_tokens: int | None, active: float, now: float
-    ) -> None:
+    def observe_completion(self, duration_s: float, ttft_s: float | None, active: float, now: float) -> None:
         """A request ended well. ``ttft_s`` only if streamed; ``active``: streams here, it included, as it
         ended."""
         if not duration_s >= 0.0:
@@ -138,8 +131,17 @@ class Rates:
         if last is not None and active > 1:
             self._gaps = min(self._gaps + 1, 16)
             self._gap += (max(now - last, 0.0) - self._gap) / self._gaps
-        if ttft_s is not None and output_tokens is not None and output_tokens >= 8:
-            self._observe_pace(service / (output_tokens - 1), active)
+
+    def observe_decode(
+        self, seconds: float, generated_tokens: float, computed_tokens: float, running: float
+    ) -> None:
+        """Engine counters of the last ``seconds`` with so many streams running on average.
+
+        See :mod:`extproc.fleet.pace`.
+        """
+        decoding = seconds - computed_tokens / self.prefill
+        if running >= 1.0 and generated_tokens >= _MIN_GENERATED and decoding > seconds / 3:
+            self.pace.observe(running * decoding / generated_tokens, running)
 
     def observe_match(self, expected_tokens: float, cached_tokens: float, now: float) -> None:
         """Usage said how many prompt tokens were cached where we expected so many."""
@@ -174,21 +176,10 @@ class Rates:
             return
         age = max(now - self._sampled_at, 0.0)
         weight = count / (count + _PRIOR_SAMPLES) * 0.5 ** (age / _HALF_LIFE_S)
-        self.prefill = float(_quantile(self._samples, _QUANTILE) ** weight * self.prior ** (1.0 - weight))
+        estimate = float(self.measured**weight * self.prior ** (1.0 - weight))
+        self.prefill = beyond_noise(estimate, self.prior)
         if weight < 0.05:
             self._samples.clear()
-
-    def _observe_pace(self, pace: float, active: float) -> None:
-        if self._mean_active is None:
-            self._mean_active, self._mean_pace = active, pace
-            return
-        off = active - self._mean_active
-        self._mean_active += off / 16
-        self._mean_pace += (pace - self._mean_pace) / 16
-        self._spread = self._spread * _FORGET + off * (active - self._mean_active)
-        self._cross = self._cross * _FORGET + off * (pace - self._mean_pace)
-        slope = (self._cross + _RIDGE * PRIOR_SLOWDOWN) / (self._spread + _RIDGE)
-        self.slowdown = min(max(slope, PRIOR_SLOWDOWN / 10), PRIOR_SLOWDOWN * 20)
 
 
 def _quantile(samples: deque[float], share: float) -> float:

@@ -6,8 +6,11 @@ Rules of this file:
 - per slot, blocks are kept in the order of last use. A prompt is entered from its last block to its first, so
   heads are always younger than tails: when room is wanted tails go first, and what is left of a prompt is a
   prefix of it;
-- room is counted in blocks: the engine's own KV capacity. Generated text takes room too (``occupy``), is
-  matched by nothing and ages like any block;
+- room is counted in blocks: the engine's own KV capacity. Generated text takes room too (``occupy``) and ages
+  like any block;
+- what an answer says is not known here, but the conversation's next prompt repeats it. A prompt that goes on
+  from exactly where another ended is expected to hold that one's answer too, once, and only if it is long
+  enough;
 - a :class:`Claim` remembers which blocks a prompt brought. Until it is kept they stand on its word alone:
   ``undo`` takes back those that no other claim stands for. After either, or when the slot was purged, a claim
   does nothing;
@@ -29,7 +32,8 @@ _DRAIN_STEP = 64
 
 class _Shelf:
     """One slot's blocks, oldest first. A block's value is how many open claims it stands on, 0 once one was
-    kept; a negative key is generated text and its value how many blocks that takes."""
+    kept; a negative key is an answer and its value how many blocks that takes. ``-1 - hash`` is the answer to
+    the prompt that ended with this block, other negative keys are answers that nothing can follow."""
 
     __slots__ = ("bit", "blocks", "cap", "size", "wanted")
 
@@ -53,6 +57,11 @@ class Claim:
         self._shelf = shelf
         self._hashes = hashes
         self._start = start
+
+    @property
+    def brought(self) -> int:
+        """How many blocks stand, or stood, on this claim."""
+        return len(self._hashes) - self._start
 
     def keep(self) -> None:
         """The engine really got the prompt."""
@@ -88,7 +97,8 @@ class ApproximateIndex:
         """Mask of the bits that have an owner."""
         self._dying: list[_Shelf] = []
         self._size = 0
-        self._anonymous = 0
+        self._anonymous = -(1 << 64)
+        """Last key of an answer that nothing can follow: below every ``-1 - hash``."""
 
     @property
     def entries(self) -> int:
@@ -149,8 +159,18 @@ class ApproximateIndex:
             alive ^= bit
         return held
 
-    def held(self, slot: int, hashes: Sequence[int]) -> int:
-        """How many leading blocks one slot holds."""
+    def expect(self, hashes: Sequence[int]) -> dict[int, int]:
+        """As :meth:`match`, with the answers that the prompt seems to repeat."""
+        held = self.match(hashes)
+        for slot, depth in held.items():
+            if depth < len(hashes):
+                answer = self._shelves[slot].blocks.get(-1 - hashes[depth - 1])
+                if answer and depth + answer <= len(hashes):
+                    held[slot] = depth + answer
+        return held
+
+    def expect_of(self, slot: int, hashes: Sequence[int]) -> int:
+        """As :meth:`expect`, for one slot; 0 when it holds nothing."""
         shelf = self._shelves.get(slot)
         if shelf is None:
             return 0
@@ -159,6 +179,10 @@ class ApproximateIndex:
             if value not in shelf.blocks:
                 break
             depth += 1
+        if 0 < depth < len(hashes):
+            answer = shelf.blocks.get(-1 - hashes[depth - 1], 0)
+            if depth + answer <= len(hashes):
+                return depth + answer
         return depth
 
     def insert(self, slot: int, hashes: Sequence[int]) -> Claim:
@@ -186,19 +210,30 @@ class ApproximateIndex:
                     start = at
         shelf.size += new
         self._size += new
+        if 0 < new < count:
+            # The answer the prompt goes on from, if any, is among its own blocks now.
+            answer = blocks.pop(-1 - hashes[count - new - 1], 0)
+            shelf.size -= answer
+            self._size -= answer
         self._make_room(shelf, new)
         return Claim(self, shelf, hashes[:count] if count < len(hashes) else hashes, start)
 
-    def occupy(self, slot: int, blocks: int) -> None:
-        """Generated text of this many blocks took room on the slot."""
+    def occupy(self, slot: int, blocks: int, after: int | None = None) -> None:
+        """An answer of this many blocks took room on the slot. ``after``: the last block of its prompt, if no
+        other prompt ended there."""
         shelf = self._shelf(slot)
         blocks = min(blocks, shelf.cap)
         if blocks <= 0:
             return
-        self._anonymous -= 1
-        shelf.blocks[self._anonymous] = blocks
-        shelf.size += blocks
-        self._size += blocks
+        if after is not None and after in shelf.blocks:
+            key = -1 - after
+            replaced = shelf.blocks.pop(key, 0)
+        else:
+            self._anonymous -= 1
+            key, replaced = self._anonymous, 0
+        shelf.blocks[key] = blocks
+        shelf.size += blocks - replaced
+        self._size += blocks - replaced
         self._make_room(shelf, blocks)
 
     def resize(self, slot: int, blocks: int) -> None:

@@ -26,6 +26,8 @@ class Look:
     prompt_tokens: int = 0
     """Estimated, or exact for prompts of token ids."""
     tokens_per_block: float = BLOCK_BYTES / 4.0
+    unique: bool = False
+    """The prompt brought blocks of its own to the endpoint it was given to."""
 
     def tokens(self, blocks: int) -> int:
         """Tokens in so many leading blocks."""
@@ -53,20 +55,22 @@ class CacheView:
     def match(self, look: Look) -> dict[int, int]:
         """Slot -> leading tokens held, now; slots that hold nothing are left out."""
         tokens = look.tokens
-        return {slot: tokens(blocks) for slot, blocks in self.index.match(look.hashes).items()}
+        return {slot: tokens(blocks) for slot, blocks in self.index.expect(look.hashes).items()}
 
     def held(self, endpoint: Endpoint, look: Look) -> int:
         """Leading tokens one endpoint holds, now."""
-        return look.tokens(self.index.held(endpoint.slot, look.hashes))
+        return look.tokens(self.index.expect_of(endpoint.slot, look.hashes))
 
     def claim(self, endpoint: Endpoint, look: Look) -> Claim:
         """The endpoint was chosen: it is about to hold the whole prompt."""
-        return self.index.insert(endpoint.slot, look.hashes)
+        claim = self.index.insert(endpoint.slot, look.hashes)
+        look.unique = claim.brought > 0
+        return claim
 
-    def generated(self, endpoint: Endpoint, model: str, tokens: int) -> None:
-        """An answer of so many tokens took room in the endpoint's cache."""
-        per_block = BLOCK_BYTES / self.models.bytes_per_token(model)
-        self.index.occupy(endpoint.slot, int(tokens / per_block))
+    def answered(self, endpoint: Endpoint, look: Look, output_tokens: int) -> None:
+        """The prompt's answer took room in the endpoint's cache, and the conversation may go on from it."""
+        after = look.hashes[-1] if look.hashes and look.unique else None
+        self.index.occupy(endpoint.slot, int(output_tokens / look.tokens_per_block), after)
 
     def fit(self, endpoint: Endpoint, model: str = "") -> None:
         """Size the endpoint's room by its engine's KV capacity, where a scrape told it."""

@@ -84,8 +84,8 @@ class QueueTerm:
     """Prompt tokens that the endpoint must prefill first, over its prefill rate.
 
     Source: open leases, corrected by the engine's counters (:mod:`extproc.fleet.backlog`). Requests with the
-    same prefix that are still being prefilled are in here too: a follower waits for the one that computes what
-    it will reuse.
+    same prefix that are still being prefilled are in here too: a follower waits for the one that computes
+    what it will reuse.
     """
 
     name = "queue"
@@ -112,13 +112,37 @@ class PrefillTerm:
         ]
 
 
+class StallTerm:
+    """What the streams on the endpoint lose while this prompt is prefilled: engines share every step between
+    prefill and decode, so a prompt computed anew holds up all of them.
+
+    A second taken from a stream in progress counts ``weight`` of a second of waiting: its reader sees it as
+    slower text. Without this term a fleet under load spreads conversations for a short queue, computes them
+    again everywhere, and every stream pays. Source: open leases, uncached tokens, rate.
+    """
+
+    name = "stall"
+
+    def __init__(self, weight: float = 0.2) -> None:
+        self._weight = weight
+
+    def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
+        """``uncached / rate * leases * weight``."""
+        prompt, weight = query.prompt_tokens, self._weight
+        return [
+            (prompt - matched) / rate * endpoint.leases * weight if prompt > matched else 0.0
+            for matched, rate, endpoint in zip(scene.matched, scene.rates, scene.endpoints, strict=True)
+        ]
+
+
 class SlotsTerm:
     """Requests that must complete before this one may run, times the endpoint's completion interval.
 
     Counted are: requests waiting in the engine that our unstarted leases do not explain; requests beyond the
-    engine's slots once these are known; completions that free enough KV blocks when the prompt and those before
-    it do not fit. A queue that waits for slots or memory moves at completion rate, however fast prefill is.
-    Source: gauges and leases (:mod:`extproc.fleet.strangers`), learned intervals (:mod:`extproc.fleet.rates`).
+    engine's slots once these are known; completions that free enough KV blocks when the prompt and those
+    before it do not fit. A queue that waits for slots or memory moves at completion rate, however fast
+    prefill is. Source: gauges and leases (:mod:`extproc.fleet.strangers`), learned intervals
+    (:mod:`extproc.fleet.rates`).
     """
 
     name = "slots"
@@ -189,7 +213,7 @@ class DecodeTerm:
     """How much longer the answer takes because of the streams already there.
 
     Source: expected output tokens, open leases plus strangers' running requests, and the learned seconds per
-    output token and stream (``Rates.slowdown``). It spreads long answers when every replica holds the prompt.
+    output token and stream (``Pace.slowdown``). It spreads long answers when every replica holds the prompt.
     """
 
     name = "decode"
@@ -201,7 +225,7 @@ class DecodeTerm:
             return [0.0] * len(scene.endpoints)
         strangers = scene.blend([endpoint.strangers.running for endpoint in scene.endpoints])
         return [
-            output * endpoint.rates.slowdown * (endpoint.leases + others)
+            output * endpoint.rates.pace.slowdown * (endpoint.leases + others)
             for endpoint, others in zip(scene.endpoints, strangers, strict=True)
         ]
 
@@ -209,9 +233,9 @@ class DecodeTerm:
 class PressureTerm:
     """Nearness to a full KV cache, where engines preempt requests and compute them again.
 
-    ``k`` is KV use with the tokens not yet prefilled added. The barrier ``k / (1 - k)`` starts at 0.9 and reaches
-    one mean service time at 0.99: by then a request likely waits for another to end. Source: the KV gauge,
-    learned service time.
+    ``k`` is KV use with the tokens not yet prefilled added. The barrier ``k / (1 - k)`` starts at 0.9 and
+    reaches one mean service time at 0.99: by then a request likely waits for another to end. Source: the KV
+    gauge, learned service time.
     """
 
     name = "pressure"

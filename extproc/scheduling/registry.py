@@ -27,6 +27,7 @@ def _expected_latency(options: Options, rng: random.Random) -> Strategy:
     return ExpectedLatency(
         tie_s=options.number("tie_ms", 1.0, high=1000.0) / 1000.0,
         adapter_load_s=options.number("adapter_load_s", 0.5, high=600.0),
+        stall_weight=options.number("stall_weight", 0.2, high=10.0),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from extproc.scheduling.cost import (
     AdapterTerm,
@@ -13,11 +12,10 @@ from extproc.scheduling.cost import (
     QueueTerm,
     Scene,
     SlotsTerm,
+    StallTerm,
     Term,
 )
 from extproc.scheduling.strategy import Candidate, Choice, Query
-
-_PEERS_EVERY_S = 1.0
 
 
 class ExpectedLatency:
@@ -28,17 +26,19 @@ class ExpectedLatency:
     leases, then rotation.
     """
 
-    def __init__(self, *, tie_s: float = 0.001, adapter_load_s: float = 0.5) -> None:
+    def __init__(
+        self, *, tie_s: float = 0.001, adapter_load_s: float = 0.5, stall_weight: float = 0.2
+    ) -> None:
         self._tie_s = tie_s
         self._terms: tuple[Term, ...] = (
             QueueTerm(),
             PrefillTerm(),
+            StallTerm(stall_weight),
             SlotsTerm(),
             AdapterTerm(adapter_load_s),
             DecodeTerm(),
             PressureTerm(),
         )
-        self._peers_at = float("-inf")
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -47,9 +47,6 @@ class ExpectedLatency:
 
     def rank(self, query: Query, candidates: Sequence[Candidate], now: float) -> list[Choice]:
         """Lowest cost first."""
-        if now - self._peers_at >= _PEERS_EVERY_S:
-            self._peers_at = now
-            share_rates(candidates, now)
         scene = Scene(candidates, now)
         rows = list(zip(*(term.seconds(query, scene, now) for term in self._terms), strict=True))
         costs = list(map(sum, rows))
@@ -63,17 +60,3 @@ class ExpectedLatency:
             Choice(scene.endpoints[at], costs[at], rows[at], candidates[at].matched_tokens)
             for _, _, _, at in keys
         ]
-
-
-def share_rates(candidates: Sequence[Candidate], now: float) -> None:
-    """Tell endpoints without samples what their peers do: the median is a better prior than a configured
-    guess."""
-    fresh = [
-        candidate.endpoint.rates.prefill_at(now)
-        for candidate in candidates
-        if candidate.endpoint.rates.fresh(now)
-    ]
-    if fresh:
-        peers = median(fresh)
-        for candidate in candidates:
-            candidate.endpoint.rates.prior = peers

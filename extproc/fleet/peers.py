@@ -1,0 +1,24 @@
+"""What replicas of one pool learn from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from extproc.fleet.rates import Rates
+
+
+def share(members: Sequence[Rates], setting: float | None, now: float) -> None:
+    """Give every member the medians of those that have measured: the prior of its prefill rate (else
+    ``setting``, the pool's, where there is one) and the line of its decode pace. Call it once a second or
+    so."""
+    measured = [rates.measured for rates in members if rates.fresh(now)]
+    prior = median(measured) if measured else setting
+    if prior is not None:
+        for rates in members:
+            rates.prior = prior
+    known = [rates.pace for rates in members if rates.pace.known]
+    if known:
+        base, slope = median(pace.base for pace in known), median(pace.slope for pace in known)
+        for rates in members:
+            rates.pace.compare(base, slope)
