@@ -9,7 +9,8 @@ Rules of this file:
   requests;
 - a page without any family that the engine's adapter expects is a failure, so that the last good state is
   kept and ages;
-- pages above ``thread_above`` bytes are read in a thread: the event loop is never held for long.
+- compressed pages and those above ``thread_above`` bytes are read in a thread: the event loop is never held
+  for long.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import logging
 import random
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext
@@ -118,6 +120,7 @@ class Scraper:
             connector=connector,
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
             headers={"accept": "text/plain", "accept-encoding": "identity", "user-agent": "extproc"},
         ) as session:
             try:
@@ -206,13 +209,19 @@ class Scraper:
                 page += chunk
                 if len(page) > self.settings.max_bytes:
                     raise ScrapeFailure("too_large")
-        if len(page) > self.settings.thread_above:
-            state = await asyncio.to_thread(_parse, target.engine, page, began)
+            packed = response.headers.get("content-encoding", "identity") != "identity"
+        if packed or len(page) > self.settings.thread_above:
+            state = await asyncio.to_thread(self._parse, target.engine, page, packed, began)
         else:
-            state = _parse(target.engine, page, began)
+            state = self._parse(target.engine, page, packed, began)
         if target.engine.tells and len(target.engine.missing(state)) == len(target.engine.tells):
             raise ScrapeFailure("unreadable")
         return state
+
+    def _parse(self, engine: Engine, page: bytes | bytearray, packed: bool, began: float) -> EngineState:
+        if packed:
+            page = _unpacked(page, self.settings.max_bytes)
+        return engine.read(page.decode("utf-8", "replace"), began)
 
 
 def metrics_url(spec: EndpointSpec, engine: Engine) -> URL | None:
@@ -234,5 +243,12 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _parse(engine: Engine, page: bytearray, began: float) -> EngineState:
-    return engine.read(page.decode("utf-8", "replace"), began)
+def _unpacked(page: bytes | bytearray, max_bytes: int) -> bytes:
+    """The gzip or zlib ``page`` in plain. We ask for plain text; some servers compress all the same."""
+    try:
+        plain = zlib.decompressobj(wbits=47).decompress(page, max_bytes + 1)
+    except zlib.error:
+        raise ScrapeFailure("broken") from None
+    if len(plain) > max_bytes:
+        raise ScrapeFailure("too_large")
+    return plain

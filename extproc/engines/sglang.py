@@ -1,4 +1,4 @@
-"""SGLang (0.4 and 0.5), started with ``--enable-metrics``.
+"""SGLang (0.5), started with ``--enable-metrics``.
 
 Newer versions may write ``sglang_`` where older ones wrote ``sglang:``; both are read. With
 ``--enable-metrics-for-all-schedulers`` every tensor-parallel worker repeats the numbers of its data-parallel
