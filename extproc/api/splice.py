@@ -11,8 +11,8 @@ import json
 import re
 
 _TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)(\s*+:)?+|[\[{]++|[\]}]++', re.DOTALL)
-"""A string (group 1) and perhaps the colon that makes it a key (group 2), or a run of brackets. A string without
-an end is one token too: no body makes the walk start again and again.
+"""A string (group 1) and perhaps the colon that makes it a key (group 2), or a run of brackets. A string
+without an end is one token too: no body makes the walk start again and again.
 """
 _MOST_TOKENS = 500_000
 _SPACE = re.compile(rb"\s*+")
