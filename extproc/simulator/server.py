@@ -191,6 +191,9 @@ class Server:
                 if self._rng.random() < self.faults.share:
                     raise ApiError(self.faults.status, "simulated failure", "InternalServerError")
             return await handler(request)
+        except ConnectionError:
+            # The client left while we wrote; nobody reads this answer, and it is no error of the server.
+            return web.Response(status=499)
         except ApiError as error:
             return web.Response(status=error.status, body=error.body(), content_type="application/json")
         except web.HTTPException as error:

@@ -11,10 +11,8 @@ from extproc.simulator.presets import A10, H100, LLAMA_8B, LLAMA_70B, PRESETS, f
 from extproc.simulator.reply import reply_text
 
 texts = st.text(max_size=50)
-turns = st.tuples(st.sampled_from(["user", "assistant", "system"]), texts)
-conversations = st.lists(turns, min_size=1, max_size=6)
-    st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), min_size=1, max_size=6
-)
+turn = st.tuples(st.sampled_from(["user", "assistant", "system"]), texts)
+conversations = st.lists(turn, min_size=1, max_size=6)
 
 
 def chat(turns: list[tuple[str, str]]) -> bytes:
