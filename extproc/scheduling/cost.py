@@ -20,6 +20,9 @@ from typing import Protocol
 
 from extproc.scheduling.strategy import Candidate, Query
 
+STREAM_WEIGHT = 0.3
+"""A second lost while an answer streams, in seconds of waiting for it to begin: its reader sees slower text,
+not none."""
 _MAX_INTERVAL_S = 30.0
 _BARRIER_FROM = 0.9
 _BARRIER_TOP = 0.99
@@ -116,14 +119,14 @@ class StallTerm:
     """What the streams on the endpoint lose while this prompt is prefilled: engines share every step between
     prefill and decode, so a prompt computed anew holds up all of them.
 
-    A second taken from a stream in progress counts ``weight`` of a second of waiting: its reader sees it as
-    slower text. Without this term a fleet under load spreads conversations for a short queue, computes them
-    again everywhere, and every stream pays. Source: open leases, uncached tokens, rate.
+    Without this term a fleet under load spreads conversations for the sake of a short queue, computes them
+    again everywhere, and every stream pays. ``weight`` as in :class:`DecodeTerm`. Source: open leases,
+    uncached tokens, rate.
     """
 
     name = "stall"
 
-    def __init__(self, weight: float = 0.2) -> None:
+    def __init__(self, weight: float = STREAM_WEIGHT) -> None:
         self._weight = weight
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
@@ -212,15 +215,19 @@ class AdapterTerm:
 class DecodeTerm:
     """How much longer the answer takes because of the streams already there.
 
-    Source: expected output tokens, open leases plus strangers' running requests, and the learned seconds per
-    output token and stream (``Pace.slowdown``). It spreads long answers when every replica holds the prompt.
+    It spreads long answers when every replica holds the prompt. Source: expected output tokens, open leases
+    plus strangers' running requests, and the learned seconds per output token and stream (``Pace.slowdown``).
+    ``weight``: what a second lost in a stream counts.
     """
 
     name = "decode"
 
+    def __init__(self, weight: float = STREAM_WEIGHT) -> None:
+        self._weight = weight
+
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``output tokens * slow-down * active streams``."""
-        output = query.output_tokens
+        """``output tokens * slow-down * active streams * weight``."""
+        output = query.output_tokens * self._weight
         if output <= 0:
             return [0.0] * len(scene.endpoints)
         strangers = scene.blend([endpoint.strangers.running for endpoint in scene.endpoints])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
+from extproc.scheduling.cost import STREAM_WEIGHT
 from extproc.scheduling.options import Options
 from extproc.scheduling.strategies.adaptive import Adaptive
 from extproc.scheduling.strategies.consistent_hash import ConsistentHash
@@ -27,7 +28,7 @@ def _expected_latency(options: Options, rng: random.Random) -> Strategy:
     return ExpectedLatency(
         tie_s=options.number("tie_ms", 1.0, high=1000.0) / 1000.0,
         adapter_load_s=options.number("adapter_load_s", 0.5, high=600.0),
-        stall_weight=options.number("stall_weight", 0.2, high=10.0),
+        stream_weight=options.number("stream_weight", STREAM_WEIGHT, high=10.0),
     )
 
 

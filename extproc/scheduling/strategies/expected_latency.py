@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from extproc.scheduling.cost import (
+    STREAM_WEIGHT,
     AdapterTerm,
     DecodeTerm,
     PrefillTerm,
@@ -27,16 +28,16 @@ class ExpectedLatency:
     """
 
     def __init__(
-        self, *, tie_s: float = 0.001, adapter_load_s: float = 0.5, stall_weight: float = 0.2
+        self, *, tie_s: float = 0.001, adapter_load_s: float = 0.5, stream_weight: float = STREAM_WEIGHT
     ) -> None:
         self._tie_s = tie_s
         self._terms: tuple[Term, ...] = (
             QueueTerm(),
             PrefillTerm(),
-            StallTerm(stall_weight),
+            StallTerm(stream_weight),
             SlotsTerm(),
             AdapterTerm(adapter_load_s),
-            DecodeTerm(),
+            DecodeTerm(stream_weight),
             PressureTerm(),
         )
 
