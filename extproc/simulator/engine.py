@@ -24,20 +24,15 @@ time, which returns what happened since. Time never runs backwards.
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import replace
 from random import Random
 
 from extproc.simulator.adapters import AdapterSlots
 from extproc.simulator.batch import DecodeBatch
-from extproc.simulator.blocks import BlockCache
 from extproc.simulator.counters import Counters, EngineMetrics
 from extproc.simulator.events import (
     Aborted,
-    BlocksRemoved,
-    BlocksStored,
-    Cleared,
     Event,
     Finished,
     FirstToken,
@@ -46,7 +41,9 @@ from extproc.simulator.events import (
     Started,
 )
 from extproc.simulator.job import Job
+from extproc.simulator.memory import KvMemory
 from extproc.simulator.profile import Profile
+from extproc.simulator.queue import WaitingQueue
 from extproc.simulator.sequence import Sequence
 from extproc.simulator.step import Run
 
@@ -59,17 +56,13 @@ class Engine:
     def __init__(self, profile: Profile, rng: Random, *, kv_events: bool = False) -> None:
         self.profile = profile
         self.counters = Counters()
-        self.cache = BlockCache(profile.kv_blocks)
         self.slowdown = 1.0
         """Factor on the time of every step that starts from now on."""
         self._rng = rng
-        self._kv_events = kv_events
         self._batch = DecodeBatch(profile.block_size)
         self._adapters = AdapterSlots(profile.max_loras, profile.adapter_load_s)
         self._seqs: dict[str, Sequence] = {}
-        self._queue: list[tuple[int, int, Sequence]] = []
-        self._waiting = 0
-        self._waiting_adapters: dict[str, int] = {}
+        self._queue = WaitingQueue()
         self._running: dict[Sequence, None] = {}
         self._prefilling: dict[Sequence, None] = {}
         self._leaving: list[Sequence] = []
@@ -79,6 +72,8 @@ class Engine:
         self._blocked: tuple[int, int] | None = None
         self._now = 0.0
         self._events: list[Event] = []
+        self._memory = KvMemory(profile, self._events if kv_events else None)
+        self.cache = self._memory.cache
 
     # -- what drivers call -------------------------------------------------------------------------
 
@@ -99,7 +94,7 @@ class Engine:
         seq = Sequence(job, self._arrivals, now)
         self._arrivals += 1
         self._seqs[job.id] = seq
-        self._enqueue(seq)
+        self._queue.push(seq)
         if self._run is None:
             self._wake = now
         elif self._blocked is None or (job.priority, seq.order) < self._blocked:
@@ -115,7 +110,7 @@ class Engine:
         if seq.running:
             self._leaving.append(seq)
         else:
-            self._forget_waiting(seq)
+            self._queue.forget(seq)
             self._end(seq, now)
         if self._run is not None:
             self._run.stop_after_current(now)
@@ -133,7 +128,8 @@ class Engine:
         while (due := self._due()) is not None and due <= now:
             self._turn(due)
         self._now = max(self._now, now)
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()
         return events
 
     def clear_cache(self, now: float) -> bool:
@@ -141,9 +137,7 @@ class Engine:
         self._pump_before(now)
         if self._running:
             return False
-        self.cache.clear()
-        if self._kv_events:
-            self._events.append(Cleared(now))
+        self._memory.clear(now)
         return True
 
     def generated(self, job_id: str, now: float) -> int:
@@ -165,11 +159,11 @@ class Engine:
         used = self.cache.used + (self._batch.growth(ahead) if ahead else 0)
         return EngineMetrics(
             running=len(self._running),
-            waiting=self._waiting,
+            waiting=len(self._queue),
             kv_usage=used / self.cache.capacity,
             cached_blocks=self.cache.cached,
             running_adapters=self._adapters.running,
-            waiting_adapters=tuple(sorted(self._waiting_adapters)),
+            waiting_adapters=self._queue.adapters,
             counters=counters,
         )
 
@@ -232,7 +226,7 @@ class Engine:
         if profile.jitter:
             scale *= max(0.1, 1.0 + self._rng.gauss(0.0, profile.jitter / math.sqrt(steps)))
         self._run = Run(at, steps, first * scale, slope * scale, chunks)
-        self._report_evictions(at)
+        self._memory.report_evictions(at)
 
     def _make_room(self, at: float) -> bool:
         """Preempt the newest sequences until every decoding one can take its next token. Whether any was
@@ -242,11 +236,9 @@ class Engine:
         while self._batch.growth(1) > self.cache.free:
             seq = next(reversed(self._running))
             self._leave(seq, at)
-            seq.names.clear()
-            seq.offered = 0
             self.counters.preemptions += 1
             self._events.append(Preempted(seq.job.id, at))
-            self._enqueue(seq)
+            self._queue.push(seq)
             preempted = True
         return preempted
 
@@ -255,7 +247,7 @@ class Engine:
         now.
         """
         chunk = min(seq.target - seq.computed, budget)
-        self._offer_blocks(seq, (seq.computed + chunk) // self.profile.block_size, at)
+        self._memory.offer(seq, seq.computed + chunk, at)
         return chunk, self.profile.prefill_s(chunk, seq.computed)
 
     def _admit(self, budget: int, at: float, chunks: list[tuple[Sequence, int]]) -> float:
@@ -264,26 +256,18 @@ class Engine:
         """
         seconds = 0.0
         reserved = self._batch.growth(1)
-        passed_over: list[tuple[int, int, Sequence]] = []
+        passed_over = []
         queue = self._queue
-        while queue:
-            seq = queue[0][2]
-            if seq.cancelled:
-                heapq.heappop(queue)
-                continue
+        while (seq := queue.first()) is not None:
             adapter = seq.job.adapter
             if adapter is not None and not self._adapters.admits(adapter):
-                passed_over.append(heapq.heappop(queue))
+                passed_over.append(queue.pass_over())
                 continue
-            if (
-                budget <= 0
-                or len(self._running) >= self.profile.max_num_seqs
-                or not self._reserve(seq, reserved)
-            ):
-                self._blocked = queue[0][:2]
+            full = budget <= 0 or len(self._running) >= self.profile.max_num_seqs
+            if full or not self._memory.reserve(seq, reserved):
+                self._blocked = (seq.job.priority, seq.order)
                 break
-            heapq.heappop(queue)
-            self._forget_waiting(seq)
+            queue.pop()
             self._running[seq] = None
             self._prefilling[seq] = None
             seq.running = True
@@ -295,25 +279,8 @@ class Engine:
             seconds += cost
             chunks.append((seq, chunk))
         for entry in passed_over:
-            heapq.heappush(queue, entry)
+            queue.put_back(entry)
         return seconds
-
-    def _reserve(self, seq: Sequence, reserved: int) -> bool:
-        """Hold the blocks of the whole prompt, found or new; False when they are not to be had."""
-        size = self.profile.block_size
-        target = seq.job.prompt_tokens + seq.generated
-        names = seq.job.block_hashes
-        found, idle = self.cache.match(names, (target - 1) // size)
-        new = self.profile.blocks_for(target) - found
-        if new + idle + reserved > self.cache.free:
-            return False
-        seq.names = list(names[:found])
-        self.cache.pin(seq.names)
-        self.cache.take(new)
-        seq.target = target
-        seq.computed = found * size
-        seq.offered = found
-        return True
 
     def _count_start(self, seq: Sequence, at: float) -> None:
         """Count and report a start; the cache's hit counters see each job once."""
@@ -330,7 +297,7 @@ class Engine:
         self.cache.take(batch.growth(run.steps))
         self.counters.generation_tokens += batch.size * run.steps
         done = batch.advance(run.steps)
-        self._report_evictions(at)
+        self._memory.report_evictions(at)
         for seq in done:
             self._leave(seq, at)
             self._finish(seq, at)
@@ -377,37 +344,16 @@ class Engine:
             return "adapters are not enabled"
         return None
 
-    def _enqueue(self, seq: Sequence) -> None:
-        heapq.heappush(self._queue, (seq.job.priority, seq.order, seq))
-        self._waiting += 1
-        if seq.job.adapter is not None:
-            self._waiting_adapters[seq.job.adapter] = self._waiting_adapters.get(seq.job.adapter, 0) + 1
-
-    def _forget_waiting(self, seq: Sequence) -> None:
-        """Take ``seq`` out of the counts of the queue; a cancelled one's entry is dropped when it comes to
-        the top.
-        """
-        self._waiting -= 1
-        adapter = seq.job.adapter
-        if adapter is not None:
-            self._waiting_adapters[adapter] -= 1
-            if not self._waiting_adapters[adapter]:
-                del self._waiting_adapters[adapter]
-
     def _leave(self, seq: Sequence, at: float) -> None:
         """A running sequence gives back its slot, adapter and blocks; its full blocks stay cached."""
         del self._running[seq]
         seq.running = False
         if seq.decoding:
             self._batch.leave(seq)
-            held = self.profile.blocks_for(seq.computed)
+            self._memory.release(seq, seq.computed, at)
         else:
             del self._prefilling[seq]
-            held = self.profile.blocks_for(seq.target)
-        full = seq.computed // self.profile.block_size
-        self._offer_blocks(seq, full, at)
-        private = held - len(seq.names)
-        self.cache.give_back(seq.names, private, max(0, full - seq.offered))
+            self._memory.release(seq, seq.target, at)
         if seq.job.adapter is not None:
             self._adapters.give_back(seq.job.adapter)
 
@@ -420,38 +366,3 @@ class Engine:
         del self._seqs[seq.job.id]
         self.counters.aborted += 1
         self._events.append(Aborted(seq.job.id, at, seq.generated))
-
-    def _offer_blocks(self, seq: Sequence, full: int, at: float) -> None:
-        """Name the full blocks from ``seq.offered`` to ``full``, as far as hashes are known."""
-        hashes = seq.job.block_hashes
-        first = seq.offered
-        end = min(full, len(hashes))
-        if end <= first:
-            return
-        seq.offered = end
-        fresh = self.cache.name(hashes[first:end])
-        seq.names.extend(fresh)
-        if self._kv_events and fresh:
-            self._report_evictions(at)
-            self._report_stored(seq, first, end, set(fresh), at)
-
-    def _report_stored(self, seq: Sequence, first: int, end: int, fresh: set[int], at: float) -> None:
-        """One BlocksStored for every unbroken stretch of new blocks."""
-        hashes = seq.job.block_hashes
-        index = first
-        while index < end:
-            start = index
-            while index < end and hashes[index] in fresh:
-                index += 1
-            if index > start:
-                parent = hashes[start - 1] if start else None
-                self._events.append(BlocksStored(at, seq.job.id, start, tuple(hashes[start:index]), parent))
-            else:
-                index += 1
-
-    def _report_evictions(self, at: float) -> None:
-        """Turn the cache's list of evicted blocks into an event."""
-        if self.cache.evicted:
-            if self._kv_events:
-                self._events.append(BlocksRemoved(at, tuple(self.cache.evicted)))
-            self.cache.evicted.clear()
