@@ -10,6 +10,7 @@ from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.fleet import Fleet
 from extproc.fleet.model_stats import ModelStats
 from extproc.kvcache.approximate import ApproximateIndex
+from extproc.kvcache.hashing import BLOCK_BYTES
 from extproc.kvcache.view import CacheView
 from extproc.learning import Learner
 from extproc.ledger import Ledger, Settlement
@@ -33,13 +34,14 @@ class Core:
         rng: random.Random,
         seed: int = 0,
         max_blocks: int = 2_000_000,
+        block_bytes: int = BLOCK_BYTES,
         dead_after_s: float = 180.0,
         on_considered: Callable[[Considered, float], None] | None = None,
         on_settled: Callable[[Settlement, float], None] | None = None,
         build: Callable[[str, Mapping[str, object], random.Random], Strategy] = build_strategy,
     ) -> None:
         self.models = ModelStats()
-        self.view = CacheView(ApproximateIndex(max_blocks), self.models, seed=seed)
+        self.view = CacheView(ApproximateIndex(max_blocks), self.models, seed=seed, block_bytes=block_bytes)
         self.fleet = Fleet(on_purge=self.view.purge)
         self.learner = Learner(self.models, self.view)
         self.ledger = Ledger(self.fleet, self.view, dead_after_s=dead_after_s, on_settled=self._settled)

@@ -37,20 +37,31 @@ class Look:
 
 
 class CacheView:
-    """Caches of all endpoints. ``seed`` is the installation's secret."""
+    """Caches of all endpoints. ``seed`` is the installation's secret; ``block_bytes`` how finely prompts are
+    cut."""
 
-    def __init__(self, index: ApproximateIndex, models: ModelStats, *, seed: int = 0) -> None:
+    def __init__(
+        self, index: ApproximateIndex, models: ModelStats, *, seed: int = 0, block_bytes: int = BLOCK_BYTES
+    ) -> None:
         self.index = index
         self.models = models
         self._seed = seed
+        self._block_bytes = block_bytes
 
     def look(self, prompt: Prompt, model: str, *, adapter: str = "", cache_salt: str = "") -> Look:
         """Hash a prompt. Costs about 0.5 us a KB."""
-        hashes = hash_blocks(prompt, seed=self._seed, model=model, adapter=adapter, cache_salt=cache_salt)
+        hashes = hash_blocks(
+            prompt,
+            seed=self._seed,
+            model=model,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            block_bytes=self._block_bytes,
+        )
         if prompt.token_ids is not None:
-            return Look(hashes, len(prompt.token_ids), BLOCK_BYTES / 4.0)
+            return Look(hashes, len(prompt.token_ids), self._block_bytes / 4.0)
         per_token = self.models.bytes_per_token(model)
-        return Look(hashes, self.models.prompt_tokens(model, prompt.size), BLOCK_BYTES / per_token)
+        return Look(hashes, self.models.prompt_tokens(model, prompt.size), self._block_bytes / per_token)
 
     def match(self, look: Look) -> dict[int, int]:
         """Slot -> leading tokens held, now; slots that hold nothing are left out."""
@@ -76,7 +87,7 @@ class CacheView:
         """Size the endpoint's room by its engine's KV capacity, where a scrape told it."""
         tokens = endpoint.kv_tokens
         if tokens is not None:
-            blocks = int(tokens * self.models.bytes_per_token(model) / BLOCK_BYTES)
+            blocks = int(tokens * self.models.bytes_per_token(model) / self._block_bytes)
             # A learned ratio moves all the time; the room follows in steps of an eighth.
             if abs(blocks - self.index.wanted_of(endpoint.slot)) * 8 > blocks:
                 self.index.resize(endpoint.slot, blocks)
