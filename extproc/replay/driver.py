@@ -184,6 +184,7 @@ class Driver:
             rng=rng,
             seed=setup.seed,
             max_blocks=1 << 60,
+            block_bytes=4 * setup.resolution,
             on_considered=explained.considered if explained else None,
             on_settled=explained.settled if explained else None,
             build=build,
