@@ -75,6 +75,7 @@ class Core:
         for endpoint in self.fleet.endpoints.values():
             self.view.fit(endpoint, endpoint.spec.models[0] if endpoint.spec.models else "")
         self.view.index.drain()
+        self.ledger.forget(self.fleet.endpoints)
 
     def _settled(self, settlement: Settlement, now: float) -> None:
         self.learner.learn(settlement, now)

@@ -168,8 +168,8 @@ class Gateway:
     def _log_request(self, record: DecisionRecord) -> None:
         if self.decision_log is not None:
             self.decision_log.write(record)
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("request", extra=request_line(record))
+        if self.live.snapshot.settings.logging.requests:
+            log.info("request", extra=request_line(record))
 
     def _install(self, snapshot: Snapshot, specs: tuple[EndpointSpec, ...]) -> None:
         self.core.install(snapshot.router, specs)
@@ -212,6 +212,8 @@ class Gateway:
         index = self.core.view.index
         bind_streams(self.metrics, self.ext_proc.counts)
         bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
+        decisions = self.decision_log
+        self.metrics.bind("decision_log_dropped", lambda: decisions.dropped if decisions is not None else 0)
         self.metrics.bind_caches(
             {
                 "prefix_index": (lambda: index.entries, lambda: index.cap),

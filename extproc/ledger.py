@@ -19,7 +19,8 @@ attempt and the final record that repeats its failure come by separate streams i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from extproc.api.request import Api
@@ -112,7 +113,7 @@ class Ledger:
         self._fleet = fleet
         self._view = view
         self._dead_after_s = dead_after_s
-        self._closed: dict[str, Endpoint | None] = {}
+        self._closed: OrderedDict[str, Endpoint | None] = OrderedDict()
         self._remembered = remembered
 
     def open(self, lease: Lease, now: float) -> Lease:
@@ -207,6 +208,12 @@ class Ledger:
             self._close(lease, Outcome.NEUTRAL, "dead", None, now)
         return len(dead)
 
+    def forget(self, live: Container[str]) -> None:
+        """Drop counts of endpoints that are gone."""
+        counts = self.counts.failed_attempts
+        for key in [key for key in counts if key[0] not in live]:
+            del counts[key]
+
     def _charge(self, lease: Lease, now: float) -> None:
         endpoint = lease.endpoint
         lease.generation = endpoint.generation
@@ -257,7 +264,7 @@ class Ledger:
         del self.leases[lease.id]
         self._closed[lease.id] = lease.blamed
         if len(self._closed) > self._remembered:
-            del self._closed[next(iter(self._closed))]
+            self._closed.popitem(last=False)
         try:
             if not lease.started and not (end is not None and outcome is Outcome.SUCCESS):
                 self._undo_claim(lease)

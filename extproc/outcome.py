@@ -3,7 +3,8 @@
 Rules of this file (flags are Envoy's short names of response flags; documentation of %RESPONSE_FLAGS%):
 
 - the client left (DC, DR): neutral, whatever the status;
-- the engine's connection broke or timed out (UF, UC, UR, UT, UPE, SI, LR, UMSDR): failure, even under a status 200 (a stream cut short);
+- the connection to the engine broke or timed out (UF, UC, UR, UT, UPE, SI, LR, UMSDR): failure, even under a status 200
+  (a stream cut short);
 - overload protection of Envoy itself (UO, OM, RL): neutral;
 - status 4xx: neutral (the client's fault); 503 and 529: neutral (busy); other 5xx: failure;
 - anything else: success.

@@ -1,7 +1,6 @@
 """Decisions and rejections as ext_proc messages.
 
-What Envoy is told of a decision (design: addressing endpoints): one cluster group an attempt in ``envoy.lb:priority_groups``,
-the addresses of listed endpoints in ``envoy.lb:x-gateway-destination-endpoint`` (consumed one an attempt by clusters with
+What Envoy is told of a decision: one cluster group an attempt in ``envoy.lb:priority_groups``, the addresses of listed endpoints in ``envoy.lb:x-gateway-destination-endpoint`` (consumed one an attempt by clusters with
 the ``override_host`` policy), the same list and the first cluster's name in headers, and how often it may retry.
 All of that depends on the endpoints only, so the finished message is kept and reused.
 """

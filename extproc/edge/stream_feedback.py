@@ -1,14 +1,14 @@
 """Feedback from the ext_proc stream itself, for gateways without an access log for us (``feedback: stream``).
 
-The stream is kept to its end. What it can tell: the status and the first body byte (if the gateway sends response parts), and
-the end. It cannot tell a client that left from a clean end unless the end of the body was shown; such an end is neutral.
+The stream is kept to its end. What it can tell: the status and the first body byte (if the gateway sends response parts),
+and the end. It cannot tell a client that left from a clean end unless the end of the body was shown; such an end is neutral.
 """
 
 from __future__ import annotations
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
 
-from extproc.ledger import Ledger, Lease
+from extproc.ledger import Lease, Ledger
 from extproc.outcome import End
 
 

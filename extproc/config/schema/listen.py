@@ -31,7 +31,7 @@ class Listen(Section):
     grpc_tls: GrpcTls | None = None
     """Mutual TLS for `grpc`."""
     admin: AddressText = "127.0.0.1:9902"
-    """Admin HTTP: /metrics, /health, fleet, decisions."""
+    """Admin HTTP: /metrics, /livez, /readyz, fleet, decisions."""
     admin_token_file: FilePath | None = None
     """File with the bearer token that admin requests which change something must carry. Beyond loopback such
     requests are refused without it."""

@@ -82,6 +82,8 @@ class Logging(Section):
     """Least severity that is logged."""
     format: Literal["json", "text"] = "text"
     """`json` for log collectors, `text` for people."""
+    requests: bool = False
+    """A line for every request that ended: endpoint, status, times, tokens."""
 
 
 class Decisions(Section):
