@@ -1,21 +1,25 @@
-"""A whole gateway for tests: ``extproc serve`` as a process of its own, and a real Envoy in front of given engines."""
+"""A whole gateway for tests: ``extproc serve`` as a process of its own, and a real Envoy, before engines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
-from tests.gateway.envoy_process import Envoy, free_port, running_envoy, until
 
+from extproc.edge.bootstrap import connection_manager
 from extproc.edge.children import Child
+from tests.gateway.echo_engine import EchoEngine, running_engine
+from tests.gateway.envoy_process import Envoy, free_port, running_envoy, until
 
 
 @dataclass(slots=True)
@@ -72,6 +76,19 @@ class Extproc:
             return False
 
         await until(answers, deadline_s, f"extproc ready:\n{self.child.tail()}")
+
+    async def rss_mb(self) -> float:
+        """Resident memory of the process."""
+        return (await self.metrics())["extproc_process_resident_memory_bytes"] / 2**20
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to extproc alone."""
+        os.kill(self.child.process.pid, number)
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.send(signal.SIGKILL)
+        await self.child.process.wait()
 
     async def idle(self, deadline_s: float = 10.0) -> None:
         """Wait until no lease and no stream is open."""
@@ -180,6 +197,83 @@ async def _start_extproc(directory: Path, admin_port: int) -> Extproc:
     command = [sys.executable, "-m", "extproc", "serve", "-c", str(directory / "extproc.yaml")]
     child = await Child.start("extproc", command, directory / "extproc.log", cwd=directory)
     return Extproc(directory, admin_port, child)
+
+
+@dataclass(slots=True)
+class Lab:
+    """A gateway, the echo engines behind it by name, and a client."""
+
+    gateway: Gateway
+    engines: dict[str, EchoEngine]
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    @property
+    def extproc(self) -> Extproc:
+        return self.gateway.extproc
+
+    def __getitem__(self, name: str) -> EchoEngine:
+        return self.engines[name]
+
+    async def post(
+        self, body: bytes | None = None, path: str = "/v1/chat/completions", **headers: str
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of the answer. Underscores in header names stand for dashes."""
+        named = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        data = chat() if body is None else body
+        async with self.session.post(self.url + path, data=data, headers=named) as reply:
+            return reply.status, reply.headers, await reply.read()
+
+    async def settled(self) -> None:
+        """Every lease closed and every endpoint taken to be well; engines answer plainly and forget."""
+        for engine in self.engines.values():
+            engine.reset()
+        await self.extproc.idle()
+
+
+@contextlib.asynccontextmanager
+async def running_lab(
+    directory: Path,
+    engines: Sequence[str],
+    clusters: Callable[[Mapping[str, EchoEngine]], Sequence[Mapping[str, Any]]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **envoy_options: Any,
+) -> AsyncIterator[Lab]:
+    """A gateway before echo engines. ``clusters`` is made of them by name; default: one each, in one pool."""
+    async with contextlib.AsyncExitStack() as stack:
+        named = {name: await stack.enter_async_context(running_engine(name)) for name in engines}
+        written = (
+            clusters(named)
+            if clusters is not None
+            else [cluster(name, engine.address) for name, engine in named.items()]
+        )
+        gateway = await stack.enter_async_context(
+            running_gateway(directory, written, settings, **envoy_options)
+        )
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)
+            )
+        )
+        yield Lab(gateway, named, session)
+
+
+def renew_every(seconds: float) -> Any:
+    """For ``change=``: running requests renew their lease this often, not once a minute."""
+
+    def change(document: dict[str, Any]) -> None:
+        connection_manager(document)["access_log_options"] = {"access_log_flush_interval": f"{seconds}s"}
+
+    return change
+
+
+def chat(text: str = "hello", *, model: str | None = "m", **more: Any) -> bytes:
+    """The body of a chat request."""
+    named = {} if model is None else {"model": model}
+    return json.dumps({**named, "messages": [{"role": "user", "content": text}], **more}).encode()
 
 
 async def gather_bounded(count: int, at_once: int, work: Any) -> list[Any]:
