@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from extproc.replay.cli import replay
+
 app = typer.Typer(
     name="extproc",
     help="LLM inference gateway: decides beside Envoy which engine serves each request.",
@@ -104,6 +106,9 @@ def explain(
         run_explain(admin, id, json_output=json)
     except AdminError as error:
         _fail(str(error))
+
+
+app.command()(replay)
 
 
 def envoy_binary() -> str | None:

@@ -78,7 +78,20 @@ class _Flight:
 class _Stand:
     """One engine with its faults and what its metrics page shows."""
 
-    __slots__ = ("address", "cluster", "down", "endpoint", "engine", "flights", "frozen", "in_flight_s", "mute", "planned", "since", "total")
+    __slots__ = (
+        "address",
+        "cluster",
+        "down",
+        "endpoint",
+        "engine",
+        "flights",
+        "frozen",
+        "in_flight_s",
+        "mute",
+        "planned",
+        "since",
+        "total",
+    )
 
     def __init__(self, engine: Engine, endpoint: Endpoint) -> None:
         self.engine = engine
@@ -191,7 +204,13 @@ class Driver:
         )
         adapters = sorted({arrival.adapter for arrival in self.arrivals if arrival.adapter})
         models = (MODEL, *adapters)
-        pool = Pool(_POOL, models=(MODEL,), adapters=tuple(adapters), fallbacks=setup.fallbacks)
+        pool = Pool(
+            _POOL,
+            models=(MODEL,),
+            adapters=tuple(adapters),
+            strategy=self.policy.name,
+            fallbacks=setup.fallbacks,
+        )
         count = len(setup.engines)
         width = len(str(count - 1))
         specs = [
@@ -266,9 +285,7 @@ class Driver:
             self._at(due, self._turn, stand)
 
     def _turn(self, now: float, stand: _Stand) -> None:
-        if now < stand.planned:
-            return
-        if now == stand.planned:
+        if now >= stand.planned:
             stand.planned = float("inf")
         for event in stand.engine.advance(now):
             if isinstance(event, Started):
@@ -422,11 +439,13 @@ class Driver:
     def _break(self, number: int, now: float) -> None:
         """The engine dies: a new one with an empty cache stands ready for when it may be reached again."""
         stand = self._stands[number]
-        self._turn(max(now, stand.planned) if stand.planned <= now else now, stand)
+        self._turn(now, stand)
         self._tick(stand, now)
         stand.down += 1
         slowdown = stand.engine.slowdown
-        stand.engine = Engine(stand.engine.profile, random.Random(f"engine {number} again {now} {self.setup.seed}"))
+        stand.engine = Engine(
+            stand.engine.profile, random.Random(f"engine {number} again {now} {self.setup.seed}")
+        )
         stand.engine.slowdown = slowdown
         stand.engine.advance(now)
         stand.planned = float("inf")

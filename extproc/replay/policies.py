@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from extproc.replay.errors import ReplayError
@@ -76,6 +76,3 @@ def _value(word: str) -> object:
         return float(word)
     except ValueError:
         return word
-
-
-Builder = Callable[[Options, random.Random], Strategy]

@@ -26,7 +26,9 @@ def request_of(arrival: Arrival, bytes_per_token: float = 4.0) -> InferenceReque
     """What the edge would have parsed."""
     size = int(arrival.block_tokens * bytes_per_token)
     length = max(int(arrival.prompt_tokens * bytes_per_token), 1)
-    pieces = [_run(name, size) for name in arrival.blocks[: -(-arrival.prompt_tokens // arrival.block_tokens)]]
+    pieces = [
+        _run(name, size) for name in arrival.blocks[: -(-arrival.prompt_tokens // arrival.block_tokens)]
+    ]
     spare = size * len(pieces) - length
     if spare > 0:
         pieces[-1] = pieces[-1][:-spare]

@@ -52,16 +52,15 @@ PERTURBATIONS = {
 
 
 def resolution_of(arrivals: Sequence[Arrival]) -> int:
-    """A block size fine enough for these prompts: a sixteenth of the mean, 64 to 512 tokens, never coarser than the
-    trace's own. Engines use 16 tokens, which costs a replay time and changes little."""
-    run = min(arrival.block_tokens for arrival in arrivals)
+    """A block size fine enough for these prompts: a sixteenth of the mean, 64 to 512 tokens. Engines use 16 tokens,
+    which costs a replay time and changes little."""
     mean = sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals)
-    return next((size for size in (512, 256, 128) if size <= min(run, mean / 16)), 64)
+    return next((size for size in (512, 256, 128) if size <= mean / 16), 64)
 
 
 def fleet(
     count: int,
-    presets: list[str],
+    presets: Sequence[str],
     *,
     block_size: int = 64,
     kv_tokens: int | None = None,
@@ -76,7 +75,9 @@ def fleet(
         raise ReplayError("there must be at least one engine and one preset")
     unknown = [name for name in presets if name not in PRESETS]
     if unknown:
-        raise ReplayError(f"no engine preset is called {unknown[0]!r}; there are {', '.join(sorted(PRESETS))}")
+        raise ReplayError(
+            f"no engine preset is called {unknown[0]!r}; there are {', '.join(sorted(PRESETS))}"
+        )
     strange = sorted(perturb - PERTURBATIONS.keys())
     if strange:
         raise ReplayError(f"no perturbation is called {strange[0]!r}; there are {', '.join(PERTURBATIONS)}")

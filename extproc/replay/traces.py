@@ -2,7 +2,7 @@
 
 | kind | first line | what is known |
 |---|---|---|
-| block-hash trace | JSON with ``hash_ids`` | ``timestamp`` (ms), ``input_length``, ``output_length``, one id per 512 tokens |
+| block-hash trace | JSON with ``hash_ids`` | ``timestamp`` (ms), ``input_length``, ``output_length``, an id per 512 tokens |
 | lengths | CSV header | arrival time, context tokens, generated tokens; no two prompts share anything |
 | decision log of ours | JSON with ``prompt_tokens`` and ``blocks`` | seeded hashes of the first blocks, lengths, adapter |
 
@@ -117,7 +117,10 @@ def _hashes(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Arrival]:
 
 def _csv(path: Path, header: str, lines: Iterable[tuple[int, str]]) -> Iterator[Arrival]:
     names = ["".join(filter(str.isalnum, name)).lower() for name in next(csv.reader([header]))]
-    columns = [next((names.index(name) for name in wanted if name in names), None) for wanted in (_TIME, _INPUT, _OUTPUT)]
+    columns = [
+        next((names.index(name) for name in wanted if name in names), None)
+        for wanted in (_TIME, _INPUT, _OUTPUT)
+    ]
     if None in columns:
         raise ReplayError(
             f"{path}: the header row must name a time, the context tokens and the generated tokens, as in "

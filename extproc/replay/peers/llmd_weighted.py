@@ -19,9 +19,7 @@ class LlmdWeighted:
 
     terms = ("queue", "kv", "prefix")
 
-    def __init__(
-        self, rng: random.Random, queue: float = 2.0, kv: float = 2.0, prefix: float = 3.0
-    ) -> None:
+    def __init__(self, rng: random.Random, queue: float = 2.0, kv: float = 2.0, prefix: float = 3.0) -> None:
         self._rng = rng
         self._weights = (queue, kv, prefix)
 
