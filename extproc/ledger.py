@@ -8,7 +8,8 @@ Rules of this file:
     failed attempt    | health hears it; lease moves to its next   | health hears it
                       | endpoint (claim undone and made there)     |
     renewal           | renewed; first token noted                 | adopted: a lease without claim or prompt
-    end               | moved to the endpoint that served, settled | counted as unknown; health hears it
+    end               | moved to the endpoint that served, settled | if an engine was asked: counted as unknown,
+                      |                                            | health hears it
     drop              | closed, nothing learned                    | nothing
     sweep             | no sign of life for ``dead_after_s``:      |
                       | closed, nothing learned                    |
@@ -177,7 +178,8 @@ class Ledger:
         if lease is None:
             if event.request_id in self._closed:
                 self.counts.late += 1
-            else:
+            elif event.address:
+                # Without an address no engine was asked: the client left before the decision.
                 self.counts.unknown += 1
                 if served_by is not None:
                     _tell_health(served_by, outcome, now)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from extproc.admission.dispatcher import Decision
 from extproc.core import Core
 from extproc.ledger import Lease
-from extproc.outcome import FailedAttempt, Renewal
+from extproc.outcome import End, FailedAttempt, Renewal
 from tests.unit.core_parts import core, end, request, spec
 
 A, B, C = spec("a"), spec("b"), spec("c")
@@ -56,6 +56,12 @@ def test_an_id_never_decided_is_counted_as_unknown() -> None:
     built = core([A])
     assert built.ledger.ended(end("zzz", A), 1.0) is None
     assert built.ledger.counts.unknown == 1
+
+
+def test_a_request_that_nobody_decided_and_no_engine_saw_is_no_news() -> None:
+    built = core([A])
+    built.ledger.ended(End("zzz", "", "", 0, flags=("DC",)), 1.0)
+    assert (built.ledger.counts.unknown, built.ledger.counts.late) == (0, 0)
 
 
 def test_a_failed_attempt_moves_the_lease_to_its_fallback() -> None:
