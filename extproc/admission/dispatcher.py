@@ -43,6 +43,8 @@ class Decision:
     choices: list[Choice]
     splice: str | None
     """Model name to put into the body, if it must change."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further words to Envoy for this request alone (stream guard, shadow)."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,11 @@ class Dispatcher:
         model = match.splice or request.model or ""
         version = _pick_version(match.route, request) if match.route.weights else None
         usable, removed = eligible(
-            self.fleet.pool(pool.name), now, version=version, adapter=match.adapter or ""
+            self.fleet.pool(pool.name),
+            now,
+            version=version,
+            adapter=match.adapter or "",
+            policy=self.fleet.policy,
         )
         key, name, _ = _strategy_of(pool, match.route)
         strategy = self._strategies[key]
@@ -130,6 +136,8 @@ class Dispatcher:
         chosen = [first, *_others(ranked, pool.fallbacks)]
         self._tick += 1
         first.endpoint.tick = self._tick
+        if query.adapter:
+            first.endpoint.asked_for(query.adapter, now)
         lease = Lease(
             request.id,
             first.endpoint,

@@ -40,9 +40,11 @@ class Answers:
         if known is None:
             known = (_mutation(endpoints), self._metadata(decision, endpoints))
             self._known[key] = known
-        if "id" not in self.response_headers:
-            return known
         mutation, template = known
+        if decision.headers:
+            mutation = _with_headers(mutation, decision.headers)
+        if "id" not in self.response_headers:
+            return mutation, template
         metadata = ep.ProcessingResponse()
         metadata.CopyFrom(template)
         metadata.dynamic_metadata["gateway"]["id"] = decision.lease.id
@@ -89,6 +91,14 @@ def with_body(mutation: ep.CommonResponse, body: bytes, *, was_encoded: bool) ->
     _set(out, "content-length", str(len(body)))
     if was_encoded:
         out.header_mutation.remove_headers.append("content-encoding")
+    return out
+
+
+def _with_headers(mutation: ep.CommonResponse, headers: Sequence[tuple[str, str]]) -> ep.CommonResponse:
+    out = ep.CommonResponse()
+    out.CopyFrom(mutation)
+    for name, value in headers:
+        _set(out, name, value)
     return out
 
 
