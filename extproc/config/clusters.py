@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
 from extproc.config.cluster_defaults import complete
 from extproc.config.cluster_metadata import ClusterSettings, read_settings
 from extproc.config.cluster_places import Places, host_port, is_ip, locate
+from extproc.config.cluster_tls import UpstreamTls, upstream_tls
 from extproc.config.envoy_message import field, parse
 from extproc.config.problem import ConfigError, Problem
 from extproc.config.yaml_source import Document, NodePath, read_file
@@ -62,6 +64,8 @@ class Clusters:
     warnings: tuple[Problem, ...] = ()
     files: tuple[Path, ...] = ()
     """EDS files that were read: changes of theirs are changes of this."""
+    tls: Mapping[str, UpstreamTls] = dataclass_field(default_factory=dict)
+    """Clusters that are reached by TLS."""
 
     @property
     def endpoints(self) -> tuple[EndpointSpec, ...]:
@@ -100,6 +104,7 @@ def read_clusters(document: Document, base: Path | None = None) -> Clusters:
         resources=tuple(reading.resources) if published else (),
         warnings=tuple(reading.problems),
         files=tuple(reading.files),
+        tls=reading.tls,
     )
 
 
@@ -116,6 +121,7 @@ class _Reading:
         self.dns: list[DnsName] = []
         self.resources: list[dict[str, Any]] = []
         self.files: list[Path] = []
+        self.tls: dict[str, UpstreamTls] = {}
 
     def report(self, path: NodePath, message: str, *, fatal: bool = True) -> None:
         self.problems.append(self.document.problem(path, message, fatal=fatal))
@@ -146,6 +152,9 @@ class _Reading:
                 (*path, "name"), f"cluster `{name}` is already on line {self.names[name]}; rename one"
             )
             return
+        tls = upstream_tls(message)
+        if tls is not None:
+            self.tls[name] = tls
         self.names[name] = self.document.line(path)
         self.resources.append(self._ours(item, message, path) or {"@type": _TYPE, **item})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from extproc.config.cluster_tls import UpstreamTls
 from extproc.config.clusters import Clusters, read_clusters
 from extproc.config.problem import ConfigError
 from extproc.config.yaml_source import read, read_file
@@ -308,3 +309,24 @@ resources:
         found = clusters(listing(cluster("a", "10.0.0.1:80", more=more)))
         assert "`envoy.new.v9.Thing` is not known to this check" in str(found.warnings[0])
         assert found.resources[0]["transport_socket"]["typed_config"]["a"] == 1
+
+
+def test_the_tls_of_a_cluster_is_known_for_its_metrics() -> None:
+    text = """
+resources:
+- name: secure
+  type: STRICT_DNS
+  metadata: {filter_metadata: {extproc: {pool: p}}}
+  transport_socket:
+    name: envoy.transport_sockets.tls
+    typed_config:
+      "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+      sni: engines.internal
+      common_tls_context: {validation_context: {trusted_ca: {filename: /etc/ca.pem}}}
+  load_assignment:
+    cluster_name: secure
+    endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: e, port_value: 443}}}}]}]
+"""
+    clusters = read_clusters(read(text, "clusters.yaml"))
+    assert clusters.tls == {"secure": UpstreamTls(ca_file="/etc/ca.pem", server_name="engines.internal")}
+    assert clusters.endpoints[0].tls
