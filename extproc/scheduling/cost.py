@@ -4,7 +4,7 @@ warm engine.
 Rules of this file:
 
 - a term answers for all candidates in one call, in their order: a decision over a thousand endpoints makes
-  six calls;
+  seven calls;
 - a term is finite and never negative, whatever an engine says or does not say;
 - what only a scrape can know counts by the scrape's age (``Endpoint.trust``); the rest of its weight, and all
   of it where an engine does not say, goes to the mean of the candidates that do. Unknown is neither good nor
@@ -32,10 +32,9 @@ _ADAPTER_FRESH_S = 10.0
 class Scene:
     """The candidates of one decision, with what several terms need read once."""
 
-    __slots__ = ("backlogs", "candidates", "endpoints", "matched", "rates", "trusts")
+    __slots__ = ("backlogs", "endpoints", "matched", "rates", "trusts")
 
     def __init__(self, candidates: Sequence[Candidate], now: float) -> None:
-        self.candidates = candidates
         self.endpoints = [candidate.endpoint for candidate in candidates]
         self.rates = [endpoint.rates.prefill_at(now) for endpoint in self.endpoints]
         """Prefill tokens per second."""
