@@ -1,7 +1,7 @@
 """How long our own code needs for one decision: hash, match, rank, claim. No network, no parsing, one core.
 
-    python loadtest/decision.py                 # 10k, 100k and 1M blocks in the index
-    python loadtest/decision.py --blocks 10000000 --memory-gb 4
+    python -m loadtest.decision                 # 10k, 100k and 1M blocks in the index
+    python -m loadtest.decision --blocks 10000000 --memory-gb 4
 
 For every prompt size and number of endpoints the index is filled with other prompts up to the wanted number of blocks
 (or until the memory bound), then one multi-turn prompt that two endpoints hold is decided again and again, with the
