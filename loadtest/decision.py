@@ -117,7 +117,9 @@ def main() -> None:
             for blocks in wanted.blocks:
                 row = measure(size, endpoints, blocks, wanted.memory_gb)
                 budget = BUDGETS_US.get((size, endpoints))
-                verdict = "" if budget is None else f"{budget:7.0f} {'ok' if row['total'] <= budget else 'OVER'}"
+                verdict = (
+                    "" if budget is None else f"{budget:7.0f} {'ok' if row['total'] <= budget else 'OVER'}"
+                )
                 print(
                     f"{size:8d} {endpoints:10d} {row['held']:13.0f} {row['hash']:7.0f} {row['match']:7.0f}"
                     f" {row['rank']:7.0f} {row['claim']:7.0f} {row['total']:10.0f} {verdict}",
