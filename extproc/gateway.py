@@ -15,15 +15,18 @@ from extproc.api.request import InferenceRequest
 from extproc.config.address import parse_address
 from extproc.config.load import load
 from extproc.config.schema import Settings
+from extproc.config.schema.operation import Health
 from extproc.config.snapshot import Snapshot
 from extproc.core import Core
 from extproc.edge.access_log import AccessLogServicer
 from extproc.edge.admin import AdminParts, build_admin
 from extproc.edge.answers import Answers
 from extproc.edge.decision_log import DecisionLog
+from extproc.edge.engine_access import EngineAccess
 from extproc.edge.envoy_admin import EnvoyAdmin
 from extproc.edge.ext_proc import ExtProcServicer, StreamLimits
 from extproc.edge.grpc_server import GrpcServer
+from extproc.edge.guard_ticket import GUARD, ticket_for
 from extproc.edge.http_server import HttpServer
 from extproc.edge.live_config import LiveConfig
 from extproc.edge.logs import Logs, request_line
@@ -32,11 +35,14 @@ from extproc.edge.own_answers import OwnAnswers
 from extproc.edge.publisher import Publisher
 from extproc.edge.scraper import Scraper, ScrapeSettings
 from extproc.edge.state_dir import installation_seed
+from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
+from extproc.edge.stream_roles import GUARD_ROLE, StreamRoles
 from extproc.fleet.endpoint import EndpointSpec
+from extproc.fleet.health import HealthPolicy
 from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.rejection import Rejection
-from extproc.telemetry.bindings import bind_feedback, bind_streams
+from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_streams
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
@@ -45,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _OWN_DETAILS = "gateway_"
 """Prefix of the response details of our own replies: their records close nothing."""
+_GUARD_DETAILS = _OWN_DETAILS + TIMEOUT_REASON
+"""But a guard's 504 ends a request that an engine had."""
 _IDLE_POLL_S = 0.25
 
 
@@ -58,6 +66,7 @@ class Gateway:
             rng=random.Random(),
             seed=installation_seed(settings.state_dir),
             max_blocks=settings.index.max_blocks,
+            block_bytes=settings.index.block_bytes,
             on_considered=self._considered,
             on_settled=self._settled,
         )
@@ -79,7 +88,7 @@ class Gateway:
         self.own = OwnAnswers(lambda: self.live.snapshot.model_names(), self.ready)
         self.access_log = AccessLogServicer(self._event, self.clock)
         self.ext_proc = ExtProcServicer(
-            decide=self._decide,
+            decide=self._decide_with_words,
             reply=self.own.reply,
             on_rejected=self._rejected,
             ledger=self.core.ledger,
@@ -90,12 +99,16 @@ class Gateway:
         )
         self.metrics = Metrics(self.core.fleet.endpoints, self.clock)
         self.lag = LoopLag(self.metrics.lagged)
+        self.engine_access = EngineAccess()
         self.scraper = Scraper(
             self.core.fleet,
             ScrapeSettings(settings.scrape.interval, settings.scrape.timeout, settings.scrape.max_bytes),
+            access=self.engine_access,
             on_result=lambda endpoint, reason, seconds: self.metrics.scraped(endpoint.key, reason),
         )
-        self.grpc = GrpcServer(settings.listen, self.ext_proc, self.access_log, settings.limits.message_bytes)
+        self.guard = StreamGuard(self._guarded, self.clock)
+        roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard})
+        self.grpc = GrpcServer(settings.listen, roles, self.access_log, settings.limits.message_bytes)
         self.admin = HttpServer(settings.listen.admin, build_admin(self._admin_parts(settings)))
         self._bind_metrics()
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,8 +150,34 @@ class Gateway:
     async def _decide(self, request: InferenceRequest) -> Decision | Rejection:
         return self.core.dispatcher.decide(request, self.clock())
 
+    async def _decide_with_words(self, request: InferenceRequest) -> Decision | Rejection:
+        decided = await self._decide(request)
+        if isinstance(decided, Decision) and decided.route.guard is not None:
+            ticket = ticket_for(decided.route.guard, request)
+            if ticket is not None:
+                decided.headers += ((GUARD, ticket.header()),)
+        return decided
+
+    def _guarded(self, request_id: str, word: str) -> None:
+        """The guard ended a stream, or kept it alive. Envoy's record of a stream cut for silence says success."""
+        if word == "heartbeat":
+            return
+        lease = self.core.ledger.leases.get(request_id)
+        log.warning(
+            "stream guard",
+            extra={
+                "request_id": request_id,
+                "event": word,
+                "endpoint": lease.endpoint.key if lease is not None else "",
+            },
+        )
+        if word == "idle" and lease is not None and lease.blamed is not lease.endpoint:
+            lease.blamed = lease.endpoint
+            lease.endpoint.health.failed(self.clock())
+
     def _event(self, event: End | Renewal | FailedAttempt, now: float) -> None:
-        if not (isinstance(event, End) and event.details.startswith(_OWN_DETAILS)):
+        details = event.details if isinstance(event, End) else ""
+        if not details.startswith(_OWN_DETAILS) or details == _GUARD_DETAILS:
             self.core.take(event, now)
 
     def _considered(self, considered: Considered, now: float) -> None:
@@ -172,13 +211,10 @@ class Gateway:
             log.info("request", extra=request_line(record))
 
     def _install(self, snapshot: Snapshot, specs: tuple[EndpointSpec, ...]) -> None:
+        self.core.fleet.rule(health_policy(snapshot.settings.health))
         self.core.install(snapshot.router, specs)
-        said = snapshot.settings.health
-        for endpoint in self.core.fleet.endpoints.values():
-            health = endpoint.health
-            health.threshold, health.probation = said.failures, said.probation
-            health.base_backoff_s, health.max_backoff_s = said.backoff, said.max_backoff
         self.metrics.models.know(frozenset(name for name, _ in snapshot.model_names()))
+        self.engine_access.install(snapshot.clusters.tls)
         self.answers.forget()
 
     async def _removed_are_idle(self) -> None:
@@ -211,6 +247,7 @@ class Gateway:
     def _bind_metrics(self) -> None:
         index = self.core.view.index
         bind_streams(self.metrics, self.ext_proc.counts)
+        bind_guard(self.metrics, self.guard.counts)
         bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
         decisions = self.decision_log
         self.metrics.bind("decision_log_dropped", lambda: decisions.dropped if decisions is not None else 0)
@@ -220,6 +257,26 @@ class Gateway:
                 "decisions": (lambda: len(self.ring), lambda: self.ring.capacity),
             }
         )
+
+
+def health_policy(said: Health) -> HealthPolicy:
+    """The bounds as the core wants them."""
+    return HealthPolicy(
+        failures=said.failures,
+        backoff_s=said.backoff,
+        max_backoff_s=said.max_backoff,
+        error_share=said.error_rate,
+        window_s=said.window,
+        min_samples=said.min_samples,
+        open_s=said.open,
+        max_open_s=said.max_open,
+        silence_s=said.silence,
+        probation=said.probation,
+        busy_backoff_s=said.busy_backoff,
+        max_busy_backoff_s=said.max_busy_backoff,
+        queue_share=said.queue_limit,
+        max_ejection=said.max_ejection,
+    )
 
 
 async def _watched(work: Coroutine[object, object, None]) -> None:

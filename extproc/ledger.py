@@ -28,6 +28,7 @@ from extproc.api.request import Api
 from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.fleet import Fleet
 from extproc.kvcache.view import CacheView, Claim, Look
+from extproc.limits.limiter import Meter, Reserved
 from extproc.outcome import End, FailedAttempt, Outcome, Renewal, Usage, classify
 
 
@@ -63,9 +64,15 @@ class Lease:
     adopted: bool = False
     """Decided by an earlier process of ours: nothing is known of its prompt."""
     blamed: Endpoint | None = None
-    """The endpoint whose failure on this request health has already heard."""
+    """The endpoint whose failure or busy answer on this request health has already heard."""
     generation: int = 0
     """The endpoint's generation at opening: a claim on an emptied cache is not undone."""
+    meters: Sequence[Meter] = ()
+    """Limits in which the request counts as running."""
+    reserved: Reserved | None = None
+    """Its part of the limits, closed when the lease is."""
+    waited_s: float = 0.0
+    """Time in our queue."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -137,11 +144,11 @@ class Ledger:
             key = (endpoint.key, reason)
             self.counts.failed_attempts[key] = self.counts.failed_attempts.get(key, 0) + 1
             blamed = lease.blamed if lease is not None else self._closed.get(event.request_id)
-            if outcome is Outcome.FAILURE and blamed is not endpoint:
-                endpoint.health.failed(now)
+            if blamed is not endpoint:
+                _tell_health(endpoint, outcome, reason, now)
         if lease is None:
             return
-        if outcome is Outcome.FAILURE:
+        if _speaks(outcome, reason):
             lease.blamed = endpoint
         lease.attempts += 1
         if lease.fallbacks and (endpoint is None or endpoint is lease.endpoint):
@@ -182,16 +189,16 @@ class Ledger:
                 # Without an address no engine was asked: the client left before the decision.
                 self.counts.unknown += 1
                 if served_by is not None:
-                    _tell_health(served_by, outcome, now)
+                    _tell_health(served_by, outcome, reason, now)
             return None
         lease.attempts = max(lease.attempts, event.attempts)
         if served_by is not None and served_by is not lease.endpoint:
             self._move(lease, served_by, now)
         if event.ttft_s is not None and outcome is not Outcome.FAILURE and not lease.started:
             self._first_token(lease, event.ttft_s, now, event.usage)
-        if served_by is not None and not (outcome is Outcome.FAILURE and lease.blamed is served_by):
-            _tell_health(served_by, outcome, now)
-            if outcome is Outcome.FAILURE:
+        if served_by is not None and not (_speaks(outcome, reason) and lease.blamed is served_by):
+            _tell_health(served_by, outcome, reason, now)
+            if _speaks(outcome, reason):
                 lease.blamed = served_by
         return self._close(lease, outcome, reason, event, now)
 
@@ -279,8 +286,18 @@ class Ledger:
         return settlement
 
 
-def _tell_health(endpoint: Endpoint, outcome: Outcome, now: float) -> None:
+def _speaks(outcome: Outcome, reason: str) -> bool:
+    """Whether an ending says something against the endpoint: such a word is told once a request."""
+    return outcome is Outcome.FAILURE or reason == "busy"
+
+
+def _tell_health(endpoint: Endpoint, outcome: Outcome, reason: str, now: float) -> None:
+    health = endpoint.health
     if outcome is Outcome.SUCCESS:
-        endpoint.health.succeeded(now)
+        health.succeeded(now)
     elif outcome is Outcome.FAILURE:
-        endpoint.health.failed(now)
+        health.failed(now, connect=reason == "connect_failure")
+    elif reason == "busy":
+        health.busied(now)
+    elif reason == "client_error":
+        health.heard(now)

@@ -5,8 +5,8 @@ Rules of this file:
 - one scrape an endpoint at a time, a bounded number in all, each bounded in time and bytes;
 - endpoints are spread over the interval and jittered; they come and go with ``fleet.endpoints`` while we run;
 - the fleet hears the end of every scrape; only a refused connection on the engine's own port is called
-  ``refused``, since a slow, missing or senseless page says nothing about the engine's ability to answer
-  requests;
+  ``refused``, and only silence there ``timed_out``: a missing or senseless page, or one on another port, says nothing
+  about the engine's ability to answer requests;
 - a page without any family that the engine's adapter expects is a failure, so that the last good state is
   kept and ages;
 - compressed pages and those above ``thread_above`` bytes are read in a thread: the event loop is never held
@@ -45,7 +45,9 @@ class ScrapedFleet(Protocol):
     def scraped(self, endpoint: Endpoint, state: EngineState, now: float) -> None:
         """A scrape succeeded."""
 
-    def scrape_failed(self, endpoint: Endpoint, now: float, *, refused: bool = False) -> None:
+    def scrape_failed(
+        self, endpoint: Endpoint, now: float, *, refused: bool = False, timed_out: bool = False
+    ) -> None:
         """A scrape failed."""
 
 
@@ -166,20 +168,22 @@ class Scraper:
     ) -> None:
         async with self._places:
             began = time.monotonic()
-            reason, refused, state = "ok", False, None
+            reason, refused, silent, state = "ok", False, False, None
+            own_port = url.port == _port(target.spec.address)
             try:
                 state = await self._read(session, target, url, began)
             except ScrapeFailure as failure:
                 reason = failure.reason
             except TimeoutError:
                 reason = "timeout"
+                silent = own_port
             except aiohttp.ClientConnectorDNSError:
                 reason = "dns"
             except aiohttp.ClientSSLError:
                 reason = "tls"
             except aiohttp.ClientConnectorError:
                 reason = "refused"
-                refused = url.port == _port(target.spec.address)
+                refused = own_port
             except (aiohttp.ClientError, OSError, ValueError):
                 reason = "broken"
             now = time.monotonic()
@@ -188,7 +192,7 @@ class Scraper:
             if state is not None:
                 self._fleet.scraped(endpoint, state, now)
             else:
-                self._fleet.scrape_failed(endpoint, now, refused=refused)
+                self._fleet.scrape_failed(endpoint, now, refused=refused, timed_out=silent)
             self._on_result(endpoint, reason, now - began)
 
     async def _read(

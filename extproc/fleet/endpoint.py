@@ -9,7 +9,7 @@ from enum import StrEnum
 from extproc.engines.state import EngineState
 from extproc.fleet.backlog import Backlog
 from extproc.fleet.counters import growth
-from extproc.fleet.health import Health
+from extproc.fleet.health import Health, HealthPolicy
 from extproc.fleet.rates import Rates
 from extproc.fleet.strangers import Strangers, number
 from extproc.fleet.windows import Stats
@@ -98,7 +98,13 @@ class Endpoint:
         "tick",
     )
 
-    def __init__(self, spec: EndpointSpec, slot: int, prior_rate: float = 8000.0) -> None:
+    def __init__(
+        self,
+        spec: EndpointSpec,
+        slot: int,
+        prior_rate: float = 8000.0,
+        policy: HealthPolicy | None = None,
+    ) -> None:
         self.spec = spec
         self.key = spec.key
         self.slot = slot
@@ -107,7 +113,7 @@ class Endpoint:
         """Open leases: requests decided for this endpoint and not yet ended."""
         self.tick = 0
         """Order of the last decision for this endpoint: ties rotate to the one chosen longest ago."""
-        self.health = Health()
+        self.health = Health(policy)
         self.lifecycle = Lifecycle.DRAINING if spec.draining else Lifecycle.READY
         self.backlog = Backlog()
         self.rates = Rates(prior_rate)

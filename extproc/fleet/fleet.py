@@ -3,6 +3,7 @@
 Rules of this file:
 
 - an endpoint's identity is its key (cluster and address); a changed spec under the same key keeps the state;
+- warming, ready, draining: see :mod:`extproc.fleet.lifecycle`;
 - a removed endpoint leaves the tables at once (no new requests); open leases keep the object until they end;
 - slots are small integers, reused; whoever indexes by slot is told (``on_purge``) before a slot changes hands;
 - an engine restart (a counter fell, or a newer start time) bumps ``generation`` and purges what was known of its cache;
@@ -15,7 +16,9 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 
 from extproc.engines.state import EngineState
+from extproc.fleet import lifecycle
 from extproc.fleet.endpoint import Endpoint, EndpointSpec, Lifecycle
+from extproc.fleet.health import HealthPolicy
 from extproc.fleet.peers import share
 
 
@@ -25,6 +28,11 @@ class Fleet:
     def __init__(self, on_purge: Callable[[Endpoint], None] = lambda endpoint: None) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         self.on_purge = on_purge
+        self.policy = HealthPolicy()
+        self.probed = False
+        """Somebody probes new endpoints and calls :meth:`ready`."""
+        self.drained: set[str] = set()
+        """Keys of endpoints that were drained by hand."""
         self._pools: dict[str, list[Endpoint]] = {}
         self._addresses: dict[tuple[str, str], Endpoint] = {}
         self._clusters: dict[str, list[Endpoint]] = {}
@@ -55,19 +63,41 @@ class Fleet:
         removed = [endpoint for key, endpoint in self.endpoints.items() if key not in wanted]
         for endpoint in removed:
             self._remove(endpoint)
+        before = dict(self._pools)
         added = []
         for key, spec in wanted.items():
             current = self.endpoints.get(key)
             if current is None:
-                current = Endpoint(spec, self._take_slot(), rates.get(spec.pool, 8000.0))
+                current = Endpoint(spec, self._take_slot(), rates.get(spec.pool, 8000.0), self.policy)
                 self.endpoints[key] = current
                 added.append(current)
+                self._restate(current, before.get(spec.pool, []), new=True)
             else:
-                if current.spec.draining != spec.draining:
-                    current.lifecycle = Lifecycle.DRAINING if spec.draining else Lifecycle.READY
                 current.spec = spec
+                self._restate(current, before.get(spec.pool, []))
         self._index(wanted)
         return added, removed
+
+    def rule(self, policy: HealthPolicy) -> None:
+        """Bounds of health from now on; circuits keep their state."""
+        self.policy = policy
+        for endpoint in self.endpoints.values():
+            endpoint.health.policy = policy
+
+    def drain(self, endpoint: Endpoint) -> None:
+        """No new requests by an operator's word; what runs there ends."""
+        self.drained.add(endpoint.key)
+        self._restate(endpoint, self.pool(endpoint.spec.pool))
+
+    def undrain(self, endpoint: Endpoint) -> None:
+        """Take the word back. An endpoint that its file says is draining stays so."""
+        self.drained.discard(endpoint.key)
+        self._restate(endpoint, self.pool(endpoint.spec.pool))
+
+    def ready(self, endpoint: Endpoint) -> None:
+        """A warming endpoint has shown that it can serve."""
+        if endpoint.lifecycle is Lifecycle.WARMING:
+            endpoint.lifecycle = Lifecycle.READY
 
     def scraped(self, endpoint: Endpoint, state: EngineState, now: float) -> None:
         """A scrape succeeded: learn from its counters, notice restarts, believe that the engine is reachable."""
@@ -75,15 +105,22 @@ class Fleet:
         if previous is not None and _restarted(previous, state):
             self.restarted(endpoint)
             previous = None
+            endpoint.health.restarted(now)
         endpoint.observe(state, previous, now)
         endpoint.scrape_failures = 0
         endpoint.health.answered(now)
 
-    def scrape_failed(self, endpoint: Endpoint, now: float, *, refused: bool = False) -> None:
-        """A scrape failed. Only a refused connection speaks about the engine: a slow or missing /metrics page does not."""
+    def scrape_failed(
+        self, endpoint: Endpoint, now: float, *, refused: bool = False, timed_out: bool = False
+    ) -> None:
+        """A scrape failed. A refused connection speaks about the engine, and so does silence on the port that takes its
+        requests (``timed_out``), when it answers no requests either; a missing or senseless page does not.
+        """
         endpoint.scrape_failures += 1
         if refused:
             endpoint.health.failed(now, unreachable=True)
+        elif timed_out:
+            endpoint.health.timed_out(now)
 
     def restarted(self, endpoint: Endpoint) -> None:
         """The engine's cache is empty again."""
@@ -94,6 +131,12 @@ class Fleet:
         """Let the endpoints of each pool learn from each other."""
         for name, endpoints in self._pools.items():
             share([endpoint.rates for endpoint in endpoints], prior_rates.get(name), now)
+
+    def _restate(self, endpoint: Endpoint, pool: list[Endpoint], *, new: bool = False) -> None:
+        draining = endpoint.spec.draining or endpoint.key in self.drained
+        if new or draining != (endpoint.lifecycle is Lifecycle.DRAINING):
+            others = [other for other in pool if other is not endpoint and not other.removed]
+            endpoint.lifecycle = lifecycle.first(draining=draining, probed=self.probed, others=others)
 
     def _remove(self, endpoint: Endpoint) -> None:
         endpoint.removed = True

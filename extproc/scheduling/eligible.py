@@ -1,18 +1,25 @@
 """Which endpoints of a pool may take a request now, and why the others may not.
 
-Rules of this file, in order; a rule that would leave nobody is the last to be waived:
+Rules of this file, in order; a rule that would leave nobody is waived:
 
-- never: draining or warming, a sleeping engine, a role that cannot answer, an endpoint that does not serve the adapter;
-- ``version``: only the version that the route's weights picked, unless it has no usable endpoint;
-- ``excluded``: health keeps requests away; waived when every endpoint left is excluded (never shut out the last one);
-- ``full``: at ``max_concurrency``; waived when all are full (a queue, where there is one, holds requests before this).
+- never: draining, a sleeping engine, a role that cannot answer, an endpoint that does not serve the adapter;
+- ``warming``: new and not yet ready; taken only when there is no other;
+- ``excluded``: health keeps requests away. Those that do not answer at all (refused connections, silence) are left out
+  however many they are; of those left out for errors, busy answers or while on trial at most ``max_ejection`` of the
+  endpoints, the ones that may come back soonest stay in. The last one is never left out;
+- ``version``: only the version that the route's weights picked;
+- ``full``: at ``max_concurrency`` (a queue, where there is one, holds requests before this);
+- ``saturated``: more requests wait in the engine than ``queue_share`` of ``max_concurrency``, by a fresh scrape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from extproc.fleet.endpoint import Endpoint, Lifecycle, Role
+from extproc.fleet.health import HealthPolicy
+
+_DEFAULTS = HealthPolicy()
 
 
 def eligible(
@@ -21,26 +28,37 @@ def eligible(
     *,
     version: str | None = None,
     adapter: str = "",
+    policy: HealthPolicy = _DEFAULTS,
 ) -> tuple[list[Endpoint], list[tuple[Endpoint, str]]]:
     """The endpoints that may be chosen, and the removed ones with a word that says why."""
     usable: list[Endpoint] = []
     removed: list[tuple[Endpoint, str]] = []
+    warming: list[Endpoint] = []
     for endpoint in endpoints:
         word = _never(endpoint, adapter)
         if word:
             removed.append((endpoint, word))
+        elif endpoint.lifecycle is Lifecycle.WARMING:
+            warming.append(endpoint)
         else:
             usable.append(endpoint)
+    if not usable:
+        usable = warming
+    elif warming:
+        removed.extend((endpoint, "warming") for endpoint in warming)
+    admitted = [e.health.admits(now, e.leases) for e in usable]
+    if not all(admitted):
+        usable = _keep(usable, removed, _bounded(usable, admitted, now, policy.max_ejection), "excluded")
     if version is not None:
         usable = _keep(usable, removed, [e.spec.version == version for e in usable], "version")
-    usable = _keep(usable, removed, [e.health.admits(now, e.leases) for e in usable], "excluded")
     usable = _keep(usable, removed, [_has_room(e) for e in usable], "full")
+    usable = _keep(usable, removed, [_moves(e, now, policy.queue_share) for e in usable], "saturated")
     return usable, removed
 
 
 def _never(endpoint: Endpoint, adapter: str) -> str:
-    if endpoint.lifecycle is not Lifecycle.READY:
-        return endpoint.lifecycle.value
+    if endpoint.lifecycle is Lifecycle.DRAINING:
+        return "draining"
     if endpoint.spec.role is Role.PREFILL:
         return "role"
     state = endpoint.state
@@ -51,9 +69,29 @@ def _never(endpoint: Endpoint, adapter: str) -> str:
     return ""
 
 
+def _bounded(usable: list[Endpoint], admitted: list[bool], now: float, share: float) -> list[bool]:
+    """``admitted``, with the endpoints put back by which more than ``share`` of all would be left out."""
+    doubtful = [
+        place for place, fine in enumerate(admitted) if not fine and not usable[place].health.evident(now)
+    ]
+    surplus = len(doubtful) - int(len(usable) * share + 1e-9)
+    if surplus > 0:
+        doubtful.sort(key=lambda place: usable[place].health.blocked_until())
+        for place in doubtful[:surplus]:
+            admitted[place] = True
+    return admitted
+
+
 def _has_room(endpoint: Endpoint) -> bool:
     bound = endpoint.spec.max_concurrency
     return bound is None or endpoint.leases < bound
+
+
+def _moves(endpoint: Endpoint, now: float, share: float) -> bool:
+    bound, state = endpoint.spec.max_concurrency, endpoint.state
+    if bound is None or state is None or state.waiting is None or now > endpoint.fresh_until:
+        return True
+    return not state.waiting > share * bound
 
 
 def _keep(

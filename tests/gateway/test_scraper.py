@@ -85,7 +85,9 @@ class FleetDouble:
         endpoint.scrape_failures = 0
         self.states.append((endpoint.key, state))
 
-    def scrape_failed(self, endpoint: Endpoint, now: float, *, refused: bool = False) -> None:
+    def scrape_failed(
+        self, endpoint: Endpoint, now: float, *, refused: bool = False, timed_out: bool = False
+    ) -> None:
         endpoint.scrape_failures += 1
         self.failures.append((endpoint.key, refused))
 

@@ -41,22 +41,64 @@ class Scrape(Section):
 
 
 class Health(Section):
-    """Keeping away from endpoints that fail. The last endpoint of a pool is never excluded."""
+    """Keeping away from endpoints that fail (docs/health.md). The last endpoint of a pool is never left out."""
 
     failures: Annotated[int, Field(ge=1)] = 3
-    """Failed attempts or scrapes in a row that exclude an endpoint."""
+    """Failed attempts or refused scrapes in a row that open an endpoint's circuit."""
     backoff: Annotated[Duration, Field(ge=0.05)] = 1.0
-    """Time of the first exclusion; it doubles with each further one."""
+    """How long it stays open the first time; it doubles with each further one."""
     max_backoff: Annotated[Duration, Field(ge=0.05)] = 60.0
-    """Longest exclusion."""
-    probation: Annotated[int, Field(ge=0)] = 3
-    """Successes, one request at a time, before a returning endpoint is trusted again."""
+    """Longest such time."""
+    error_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of failures among the outcomes of `window` above which the circuit opens for `open`; 1: never."""
+    window: Annotated[Duration, Field(ge=1)] = 120.0
+    """Time over which failures are counted for `error_rate`."""
+    min_samples: Annotated[int, Field(ge=1)] = 20
+    """Fewer outcomes in `window` open nothing."""
+    open: Annotated[Duration, Field(ge=0.05)] = 180.0
+    """How long it stays open for its error rate the first time; it doubles with each further one."""
+    max_open: Annotated[Duration, Field(ge=0.05)] = 1800.0
+    """Longest such time."""
+    silence: Annotated[Duration, Field(ge=0.5)] = 5.0
+    """An engine whose scrapes time out and that answers no request for so long is taken to be stuck."""
+    probation: Annotated[int, Field(ge=0, le=16)] = 3
+    """Successes, of 1, then 2, then 4 requests at once, before a returning endpoint is trusted again."""
+    busy_backoff: Annotated[Duration, Field(ge=0.01)] = 0.5
+    """Rest of an endpoint that said twice in a row that it is busy (503, 429); it doubles while it goes on."""
+    max_busy_backoff: Annotated[Duration, Field(ge=0.01)] = 5.0
+    """Longest such rest."""
+    max_ejection: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of a pool that may be left out at once for errors, busy answers or on trial. Endpoints that do not
+    answer at all are left out however many they are."""
+    queue_limit: Annotated[float, Field(gt=0)] = 0.9
+    """Requests waiting in an engine, as a share of its `max_concurrency`, above which others are preferred."""
+    probe_interval: Annotated[Duration, Field(ge=0.05)] = 1.0
+    """Time between two questions to the health page of an endpoint that is warming up."""
+    probe_timeout: Annotated[Duration, Field(ge=0.05)] = 2.0
+    """A probe that takes longer has failed."""
+    warm_up_timeout: Annotated[Duration, Field(ge=0.1)] = 60.0
+    """Longest time for one warm-up prompt of a pool; the endpoint then takes requests without it."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
-        if self.max_backoff < self.backoff:
-            raise wrong("`max_backoff` is shorter than `backoff`; make it at least as long")
+        for first, most in (
+            ("backoff", "max_backoff"),
+            ("open", "max_open"),
+            ("busy_backoff", "max_busy_backoff"),
+        ):
+            if getattr(self, most) < getattr(self, first):
+                raise wrong(f"`{most}` is shorter than `{first}`; make it at least as long")
         return self
+
+
+class Retries(Section):
+    """Sending a request again when an engine could not take it. Only what no engine has begun to work on is."""
+
+    budget: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Retries of busy answers (503) as a share of a pool's requests. Connections that cannot be made are not counted:
+    their retries cost no engine anything."""
+    burst: Annotated[int, Field(ge=0, le=10_000)] = 10
+    """Retries that a pool may save up, and has at the start."""
 
 
 class Removal(Section):
@@ -104,5 +146,5 @@ class Index(Section):
 
     max_blocks: Annotated[int, Field(ge=1000)] = 2_000_000
     """Blocks remembered over all endpoints; the oldest are forgotten first."""
-    block_bytes: Annotated[Size, Field(ge=16, le=65536)] = 512
+    block_bytes: Annotated[Size, Field(ge=16, le=65536)] = 256
     """Prompt bytes in a block, the grain of prefix matches where the tokenizer is not known."""

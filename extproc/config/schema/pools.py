@@ -6,10 +6,24 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from extproc.config.schema.base import Listing, Name, Names, Section, Table, shown, wrong
+from extproc.config.schema.base import (
+    Listing,
+    Name,
+    Names,
+    Section,
+    Table,
+    Written,
+    shown,
+    wrong,
+)
+from extproc.config.schema.guard import GuardSettings
 
 Strategy = Annotated[str, Field(min_length=1, max_length=64)]
 Options = Annotated[dict[str, Any], Table]
+
+
+Text = Annotated[str, Field(min_length=1, max_length=4_000_000), Written("text")]
+WarmUp = Annotated[tuple[Text, ...], Listing]
 
 
 class PoolSettings(Section):
@@ -32,6 +46,9 @@ class PoolSettings(Section):
     """Prefill speed of one endpoint in tokens per second, believed until it has been measured."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 1
     """Further endpoints named for Envoy's retry when the first cannot be reached."""
+    warm_up: WarmUp = ()
+    """System prompts that a new endpoint computes before it gets requests, so that the first users find them in its
+    cache. Each is sent straight to the engine, for one token."""
 
 
 class RateLimit(Section):
@@ -93,6 +110,8 @@ class RouteSettings(Section):
     """Model name to put into the request body in place of the client's."""
     rate_limit: RateLimit | None = None
     """Limits of this route. Read, not enforced yet."""
+    guard: GuardSettings | None = None
+    """Bounds on streamed replies; `null`: none."""
 
     @model_validator(mode="after")
     def _weights_say_something(self) -> Self:

@@ -16,6 +16,7 @@ from extproc.config.schema.operation import (
     Logging,
     Removal,
     Responses,
+    Retries,
     Scrape,
 )
 from extproc.config.schema.pools import Pools, Routes
@@ -41,6 +42,8 @@ class Settings(Section):
     """Reading the engines' metrics."""
     health: Health = Health()
     """Keeping away from endpoints that fail."""
+    retries: Retries = Retries()
+    """Sending requests again."""
     removal: Removal = Removal()
     """Taking endpoints out while they serve."""
     feedback: Literal["access_log", "stream"] = "access_log"
