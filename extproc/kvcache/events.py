@@ -1,0 +1,197 @@
+"""KV-cache events as engines publish them (vLLM, SGLang), from msgpack bytes to plain values.
+
+Rules of this file:
+
+- a batch is an array ``[time, events, rank]`` or a map ``{ts, events, data_parallel_rank}``; an event is an array
+  led by its tag or a map with ``type``; any of the four combinations is read. Arrays may be cut short anywhere
+  after the fields that have no default, maps may leave out any other field;
+- a block's name is 64 bits: integers come signed or unsigned, bytes are taken by their last eight, as vLLM
+  itself shortens them;
+- a batch that is no batch raises :class:`WireError`; a single event that makes no sense is counted and the
+  others are kept. Nothing here knows what a name means.
+
+Source: ``vllm/distributed/kv_events.py`` of vLLM 0.8 to 0.32 (arrays first; events as maps from 0.26 on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class WireError(ValueError):
+    """The bytes are no batch of events."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """Full blocks entered a cache, one after another behind ``parent``."""
+
+    names: list[int]
+    parent: int | None
+    """Name of the block before the first; None at the start of a prompt."""
+    tokens: list[int]
+    """Empty where an offloading tier names blocks that the GPU has told of before."""
+    block_size: int
+    medium: str = "GPU"
+    adapter: str = ""
+    extra: Sequence[Sequence[Any] | None] | None = None
+    """What beside tokens went into each block's name; None: nothing, or the engine does not say."""
+    group: int | None = None
+    kind: str | None = None
+    """The attention kind of the cache group, where the engine tells."""
+
+
+@dataclass(slots=True)
+class Removed:
+    """Blocks left a cache."""
+
+    names: list[int]
+    medium: str = "GPU"
+    group: int | None = None
+
+
+@dataclass(slots=True)
+class Cleared:
+    """The whole cache was dropped."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one message holds."""
+
+    at: float
+    """Unix seconds, by the engine's clock."""
+    events: list[Event] = field(default_factory=list)
+    undecodable: int = 0
+    """Events of known type whose fields make no sense."""
+    unknown: int = 0
+    """Events of types that we do not know."""
+
+
+def decode(payload: bytes) -> Batch:
+    """Read one message's payload. Raises WireError when it is no batch."""
+    at, rows = _open(payload)
+    batch = Batch(at)
+    for row in rows:
+        try:
+            event = _event(row)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            batch.undecodable += 1
+            continue
+        if event is None:
+            batch.unknown += 1
+        else:
+            batch.events.append(event)
+    return batch
+
+
+def time_of(payload: bytes) -> float:
+    """When the engine made the batch. Raises WireError when it is no batch."""
+    return _open(payload)[0]
+
+
+def _open(payload: bytes) -> tuple[float, list[Any]]:
+    try:
+        outer = _decode(payload)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise WireError("no msgpack") from error
+    if isinstance(outer, Mapping):
+        at, rows = outer.get("ts"), outer.get("events")
+    elif isinstance(outer, list) and len(outer) >= 2:
+        at, rows = outer[0], outer[1]
+    else:
+        raise WireError("no batch")
+    if isinstance(at, bool) or not isinstance(at, (int, float)) or not isinstance(rows, list):
+        raise WireError("no batch")
+    return float(at), rows
+
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+"""Event type -> the order of its fields as an array."""
+
+
+def _event(row: Any) -> Event | None:
+    if isinstance(row, Mapping):
+        kind, values = row["type"], row
+    else:
+        kind = row[0]
+        values = dict(zip(_FIELDS.get(kind, ()), row[1:], strict=False))
+    if kind == "BlockStored":
+        size = values["block_size"]
+        tokens = values["token_ids"]
+        names = _names(values["block_hashes"])
+        if type(size) is not int or type(tokens) is not list:
+            raise ValueError("token_ids")
+        if tokens and (size < 1 or len(tokens) != len(names) * size):
+            raise ValueError("token_ids")
+        parent = values.get("parent_block_hash")
+        adapter = values.get("lora_name")
+        if adapter is None and (number := values.get("lora_id")) is not None:
+            # Engines of the first generation have numbers only; nobody else uses such names.
+            adapter = f"\0{number}"
+        extra = values.get("extra_keys")
+        if extra is not None and len(extra) != len(names):
+            raise ValueError("extra_keys")
+        return Stored(
+            names,
+            None if parent is None else _name(parent),
+            tokens,
+            size,
+            _text(values.get("medium"), "GPU").upper(),
+            _text(adapter, ""),
+            extra,
+            values.get("group_idx"),
+            values.get("kv_cache_spec_kind"),
+        )
+    if kind == "BlockRemoved":
+        return Removed(
+            _names(values["block_hashes"]),
+            _text(values.get("medium"), "GPU").upper(),
+            values.get("group_idx"),
+        )
+    return Cleared() if kind == "AllBlocksCleared" else None
+
+
+def _names(values: Any) -> list[int]:
+    return [value & _MASK if type(value) is int else _name(value) for value in values]
+
+
+def _name(value: Any) -> int:
+    if type(value) is int:
+        return value & _MASK
+    if type(value) is bytes and len(value) >= 8:
+        return int.from_bytes(value[-8:], "big")
+    raise ValueError("block hash")
+
+
+def _text(value: Any, default: str) -> str:
+    if value is None:
+        return default
+    if type(value) is not str:
+        raise ValueError("text")
+    return value
