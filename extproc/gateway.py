@@ -155,7 +155,7 @@ class Gateway:
         if isinstance(decided, Decision) and decided.route.guard is not None:
             ticket = ticket_for(decided.route.guard, request)
             if ticket is not None:
-                decided.headers += ((GUARD, ticket.header()),)
+                decided.words += ((GUARD, ticket.header()),)
         return decided
 
     def _guarded(self, request_id: str, word: str) -> None:

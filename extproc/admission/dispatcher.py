@@ -43,8 +43,8 @@ class Decision:
     choices: list[Choice]
     splice: str | None
     """Model name to put into the body, if it must change."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """Further words to Envoy for this request alone (stream guard, shadow)."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Further request headers that tell Envoy what to do with this request (stream guard, shadow)."""
 
 
 @dataclass(slots=True)

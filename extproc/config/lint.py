@@ -17,6 +17,7 @@ from extproc.config.schema import Settings
 from extproc.config.yaml_source import Document
 
 _REQUEST_ID = "x-gateway-request-id"
+GUARD_ROLE = "guard"
 _WHOLE_BODY = ("BUFFERED", "FULL_DUPLEX_STREAMED")
 
 
@@ -79,6 +80,8 @@ def _manager(manager: Node) -> Iterator[Problem]:
 
 
 def _ext_proc(ext_proc: Node, settings: Settings) -> Iterator[Problem]:
+    if role(ext_proc) == GUARD_ROLE:
+        return
     mode = ext_proc.at("processing_mode")
     if mode.at("request_header_mode").text == "SKIP":
         yield mode.at("request_header_mode").problem(
@@ -160,6 +163,14 @@ def _access_log(manager: Node, settings: Settings) -> Iterator[Problem]:
             "router's `upstream_log` of envoy/envoy.yaml",
             fatal=False,
         )
+
+
+def role(ext_proc: Node) -> str:
+    """What this filter is to extproc, as it says in its gRPC metadata: empty for the one that decides."""
+    for entry in ext_proc.at("grpc_service", "initial_metadata").items():
+        if entry.at("key").text == "x-extproc-role":
+            return entry.at("value").text
+    return ""
 
 
 def _extproc_clusters(managers: list[Node]) -> set[str]:

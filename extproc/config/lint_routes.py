@@ -70,6 +70,8 @@ def _priority_groups(manager: Node, host: Node, action: Node, groups: Node) -> I
             "`override_metadata_namespace: envoy.lb`"
         )
     for ext_proc in manager.at("http_filters").typed(".ExternalProcessor"):
+        if ext_proc.at("grpc_service", "initial_metadata"):
+            continue  # a guard: it decides nothing
         allowed = ext_proc.at("metadata_options", "receiving_namespaces", "untyped")
         if "envoy.lb" not in [item.text for item in allowed.items()]:
             yield (allowed or ext_proc.at("metadata_options")).problem(

@@ -14,8 +14,10 @@ from extproc.config.clusters import Clusters
 from extproc.config.crosscheck import crosscheck
 from extproc.config.problem import ConfigError, Problem
 from extproc.config.schema import Settings
+from extproc.config.schema.guard import GuardSettings
 from extproc.config.schema.pools import PoolSettings, RouteSettings
 from extproc.config.yaml_source import Document
+from extproc.routing.guard import Guard, GuardLevel
 from extproc.routing.match import Router
 from extproc.routing.pool import Pool
 from extproc.routing.route import Route, RouteMatch
@@ -117,4 +119,13 @@ def _route(said: RouteSettings) -> Route:
         strategy_options=MappingProxyType(dict(said.options)),
         weights=MappingProxyType(dict(said.weights)),
         model=said.model,
+        guard=_guard(said.guard),
+    )
+
+
+def _guard(said: GuardSettings | None) -> Guard | None:
+    if said is None:
+        return None
+    return Guard(
+        GuardLevel(said.level), said.first_token, said.heartbeat, said.idle, said.total, said.per_token
     )

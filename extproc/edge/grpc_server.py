@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection
 from extproc.config.address import parse_address
 from extproc.config.schema.listen import Listen
 from extproc.edge.access_log import AccessLogServicer
-from extproc.edge.ext_proc import ExtProcServicer
 
 EXT_PROC = ep.DESCRIPTOR.services_by_name["ExternalProcessor"].full_name
 ACCESS_LOG = als_pb2.DESCRIPTOR.services_by_name["AccessLogService"].full_name
@@ -29,7 +28,11 @@ class GrpcServer:
     """Owns the server and what its health service says."""
 
     def __init__(
-        self, listen: Listen, ext_proc: ExtProcServicer, access_log: AccessLogServicer, message_bytes: int
+        self,
+        listen: Listen,
+        ext_proc: ep_grpc.ExternalProcessorServicer,
+        access_log: AccessLogServicer,
+        message_bytes: int,
     ) -> None:
         self._listen = listen
         self._inode = 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from extproc.api.request import InferenceRequest
+from extproc.routing.guard import Guard
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,3 +41,5 @@ class Route:
     """Version -> share; empty means all versions alike."""
     model: str | None = None
     """Model name to splice into the body for this route, if any."""
+    guard: Guard | None = None
+    """Bounds on streamed replies."""

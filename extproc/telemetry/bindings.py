@@ -39,6 +39,23 @@ def bind_streams(metrics: Metrics, totals: StreamTotals) -> None:
     metrics.bind("streams_failed", lambda: totals.failed)
 
 
+class GuardTotals(Protocol):
+    """What the stream guard counts."""
+
+    streams: int
+    total: int
+    chunks: int
+    events: dict[str, int]
+
+
+def bind_guard(metrics: Metrics, totals: GuardTotals) -> None:
+    """Show what the stream guard counts."""
+    metrics.bind("guard_streams_open", lambda: totals.streams)
+    metrics.bind("guard_streams", lambda: totals.total)
+    metrics.bind("guard_chunks", lambda: totals.chunks)
+    metrics.bind("guard_events", lambda: {(word,): n for word, n in dict(totals.events).items()})
+
+
 def bind_feedback(metrics: Metrics, ledger: Ledger, log: LogTotals, endpoints: Container[str]) -> None:
     """Show what the ledger and the access log servicer count; failed attempts only of endpoints that still
     exist.
