@@ -54,6 +54,8 @@ _OWN_DETAILS = "gateway_"
 _GUARD_DETAILS = _OWN_DETAILS + TIMEOUT_REASON
 """But a guard's 504 ends a request that an engine had."""
 _IDLE_POLL_S = 0.25
+_NOTICE_S = 1.2
+"""Envoy's health check asks every half second and believes the second answer: until then it still sends requests."""
 
 
 class Gateway:
@@ -129,7 +131,9 @@ class Gateway:
         """Tell Envoy, let running decisions end, stop the rest."""
         self._stopping = True
         await self.grpc.set_ready(False)
-        await self.grpc.stop(grace_s)
+        await self._drain(grace_s)
+        # Only log streams are left, and they never end by themselves.
+        await self.grpc.stop(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,6 +150,15 @@ class Gateway:
         if not self.core.fleet.endpoints:
             return False, "no endpoints are configured"
         return True, ""
+
+    async def _drain(self, grace_s: float) -> None:
+        """Wait until Envoy sends nothing more and everything begun has been answered."""
+        began = self.clock()
+        while (waited := self.clock() - began) < grace_s:
+            heard = waited > _NOTICE_S or not self.access_log.counts.streams
+            if heard and not self.ext_proc.counts.in_flight:
+                return
+            await asyncio.sleep(0.05)
 
     async def _decide(self, request: InferenceRequest) -> Decision | Rejection:
         return self.core.dispatcher.decide(request, self.clock())
