@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 
+from extproc.admission.admission import Admission, AdmissionRules
 from extproc.admission.dispatcher import Considered, Dispatcher
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.fleet import Fleet
@@ -48,15 +49,23 @@ class Core:
         self.dispatcher = Dispatcher(
             self.fleet, self.ledger, self.view, self.models, rng, on_considered, build
         )
+        self.admission = Admission(self.fleet, self.dispatcher, self.models)
         self._on_settled = on_settled
         self._prior_rates: Mapping[str, float] = {}
 
-    def install(self, router: Router, specs: Iterable[EndpointSpec]) -> tuple[list[Endpoint], list[Endpoint]]:
+    def install(
+        self,
+        router: Router,
+        specs: Iterable[EndpointSpec],
+        rules: AdmissionRules | None = None,
+        now: float = 0.0,
+    ) -> tuple[list[Endpoint], list[Endpoint]]:
         """Take over a configuration; returns the endpoints added and removed."""
         pools: Mapping[str, Pool] = router.pools
         self._prior_rates = {name: pool.prefill_rate for name, pool in pools.items()}
         changed = self.fleet.apply(specs, self._prior_rates)
         self.dispatcher.install(router)
+        self.admission.install(rules or AdmissionRules(), now)
         return changed
 
     def take(self, event: End | Renewal | FailedAttempt, now: float) -> None:
@@ -74,10 +83,12 @@ class Core:
         self.fleet.share_rates(now, self._prior_rates)
         for endpoint in self.fleet.endpoints.values():
             self.view.fit(endpoint, endpoint.spec.models[0] if endpoint.spec.models else "")
-        self.view.index.drain()
+        self.view.drain()
+        self.admission.poll(now)
         self.ledger.forget(self.fleet.endpoints)
 
     def _settled(self, settlement: Settlement, now: float) -> None:
         self.learner.learn(settlement, now)
+        self.admission.settled(settlement, now)
         if self._on_settled is not None:
             self._on_settled(settlement, now)

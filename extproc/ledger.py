@@ -21,7 +21,7 @@ attempt and the final record that repeats its failure come by separate streams i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from extproc.api.request import Api

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from extproc.admission.decision import Decision
+from extproc.admission.ticket import Ticket
 from extproc.api.request import InferenceRequest
 from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.fleet import Fleet
@@ -32,19 +34,7 @@ from extproc.scheduling.eligible import eligible
 from extproc.scheduling.registry import build as build_strategy
 from extproc.scheduling.strategy import Candidate, Choice, Query, Strategy
 
-
-@dataclass(slots=True)
-class Decision:
-    """Where a request goes: ``choices`` best first, the first is the lease's endpoint, the next are the fallbacks."""
-
-    lease: Lease
-    pool: Pool
-    route: Route
-    choices: list[Choice]
-    splice: str | None
-    """Model name to put into the body, if it must change."""
-    words: tuple[tuple[str, str], ...] = ()
-    """Further request headers that tell Envoy what to do with this request (stream guard, shadow)."""
+__all__ = ["Considered", "Decision", "Dispatcher"]
 
 
 @dataclass(slots=True)
@@ -98,14 +88,31 @@ class Dispatcher:
         self._strategies = wanted
         self._router = router
 
+    def match(self, request: InferenceRequest, tenant: Tenant) -> Match | Rejection:
+        """The pool and route that answer a request."""
+        return self._router.match(request, tenant)
+
+    def fallback(self, request: InferenceRequest, pool: str) -> Match | None:
+        """The request into a fallback pool; None when it cannot go there."""
+        return self._router.fallback(request, pool)
+
     def decide(
         self, request: InferenceRequest, now: float, tenant: Tenant = ANONYMOUS
     ) -> Decision | Rejection:
         """Match, choose, open the lease. No waiting: a full pool gives its least costly endpoint."""
-        match = self._router.match(request, tenant)
+        ticket = Ticket(request, tenant, now)
+        match = self.match(request, tenant)
         if isinstance(match, Rejection):
             return match
-        pool = match.pool
+        placed = self.place(ticket, match, now)
+        assert placed is not None
+        return placed
+
+    def place(
+        self, ticket: Ticket, match: Match, now: float, room: Callable[[Endpoint], bool] | None = None
+    ) -> Decision | Rejection | None:
+        """Choose, open the lease. ``room`` bounds the choice; None is returned when only room is missing."""
+        request, tenant, pool = ticket.request, ticket.tenant, match.pool
         model = match.splice or request.model or ""
         version = _pick_version(match.route, request) if match.route.weights else None
         usable, removed = eligible(
@@ -114,7 +121,10 @@ class Dispatcher:
             version=version,
             adapter=match.adapter or "",
             policy=self.fleet.policy,
+            room=room,
         )
+        if not usable and any(word == "full" for _, word in removed):
+            return None
         key, name, _ = _strategy_of(pool, match.route)
         strategy = self._strategies[key]
         look = self.view.look(
@@ -155,6 +165,9 @@ class Dispatcher:
             output_tokens=query.output_tokens,
             fallbacks=tuple(choice.endpoint for choice in chosen[1:]),
             look=look,
+            meters=ticket.meters,
+            reserved=ticket.reserved,
+            waited_s=now - ticket.arrived_at,
         )
         decision = Decision(lease, pool, match.route, chosen, match.splice)
         self._report(request, tenant, match, name, strategy, query, ranked, removed, decision, None, now)

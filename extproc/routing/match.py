@@ -95,6 +95,18 @@ class Router:
             request, tenant, (name,)
         )
 
+    def fallback(self, request: InferenceRequest, pool_name: str) -> Match | None:
+        """The request into another pool, under the first name that its engines know; None when the body cannot be
+        changed so or there is no such pool."""
+        pool = self.pools.get(pool_name)
+        if pool is None or not pool.models or request.model is None:
+            return None
+        if request.model in pool.models:
+            return Match(pool, self._implicit[pool_name])
+        if request.model_span is None:
+            return None
+        return Match(pool, self._implicit[pool_name], pool.models[0])
+
     def _by_route(self, route: Route, request: InferenceRequest, learnt: Mapping[str, str]) -> Match | None:
         pool = self.pools[route.pool]
         if request.model is None:

@@ -15,6 +15,12 @@ class Tenant:
     models: frozenset[str] | None = None
     route: str | None = None
     """Default route of this tenant, by name."""
+    weight: float = 1.0
+    """Share among the tenants of the same priority when requests must wait."""
+    max_wait_s: float | None = None
+    """Longest wait in a queue; None: as the pool says."""
+    fallback: bool = True
+    """May be served by a pool's fallback pool."""
 
     def may_use(self, model: str) -> bool:
         """Whether the tenant's allowed models include ``model``."""

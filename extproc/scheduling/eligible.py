@@ -9,6 +9,8 @@ Rules of this file, in order; a rule that would leave nobody is waived:
   endpoints, the ones that may come back soonest stay in. The last one is never left out;
 - ``version``: only the version that the route's weights picked;
 - ``full``: at ``max_concurrency`` (a queue, where there is one, holds requests before this);
+- with ``room`` (a queue stands before this) those without room are left out before the version is asked for, and nobody is
+  left when all are full: a version whose endpoints are full lends its requests to the others;
 - ``saturated``: more requests wait in the engine than ``queue_share`` of ``max_concurrency``, by a fresh scrape.
 """
 
@@ -29,6 +31,7 @@ def eligible(
     version: str | None = None,
     adapter: str = "",
     policy: HealthPolicy = _DEFAULTS,
+    room: Callable[[Endpoint], bool] | None = None,
 ) -> tuple[list[Endpoint], list[tuple[Endpoint, str]]]:
     """The endpoints that may be chosen, and the removed ones with a word that says why."""
     usable: list[Endpoint] = []
@@ -49,9 +52,15 @@ def eligible(
     admitted = [e.health.admits(now, e.leases) for e in usable]
     if not all(admitted):
         usable = _keep(usable, removed, _bounded(usable, admitted, now, policy.max_ejection), "excluded")
+    if room is not None:
+        full = [e for e in usable if not room(e)]
+        if full:
+            removed.extend((e, "full") for e in full)
+            usable = [e for e in usable if e not in full]
     if version is not None:
         usable = _keep(usable, removed, [e.spec.version == version for e in usable], "version")
-    usable = _keep(usable, removed, [_has_room(e) for e in usable], "full")
+    if room is None:
+        usable = _keep(usable, removed, [_has_room(e) for e in usable], "full")
     usable = _keep(usable, removed, [_moves(e, now, policy.queue_share) for e in usable], "saturated")
     return usable, removed
 
