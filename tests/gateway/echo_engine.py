@@ -43,6 +43,8 @@ class EchoEngine:
     """Reset the connection after so many SSE events, or before the reply when nothing is streamed."""
     gate: asyncio.Event | None = None
     """Wait for it: before a JSON reply, after the first SSE event, after the first piece of a big reply."""
+    silent_start: bool = False
+    """With ``gate``: stream the response header, then wait before the first event."""
     received: list[Received] = field(default_factory=list)
     begun: int = 0
     """Inference requests taken so far."""
@@ -64,7 +66,7 @@ class EchoEngine:
         fresh = EchoEngine(self.name, self.port)
         for name in (
             *("status", "statuses", "reply_headers", "chunks", "chunk_delay_s", "padding"),
-            *("big_reply", "cut_after", "gate", "received", "begun", "aborted"),
+            *("big_reply", "cut_after", "gate", "silent_start", "received", "begun", "aborted"),
         ):
             setattr(self, name, getattr(fresh, name))
 
@@ -106,6 +108,8 @@ class EchoEngine:
     ) -> web.StreamResponse:
         stream = web.StreamResponse(headers={**reply_headers, "content-type": "text/event-stream"})
         await stream.prepare(request)
+        if self.silent_start:
+            await self._wait()
         for index in range(self.chunks):
             if index == self.cut_after:
                 _reset(request)
