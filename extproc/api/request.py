@@ -82,6 +82,8 @@ class Prompt:
     """
     media: int = 0
     """Number of media parts."""
+    tokens: bytes | None = None
+    """The whole prompt as the engine will tokenise it, four bytes a token in native order, where it is known."""
 
 
 @dataclass(slots=True)

@@ -82,6 +82,7 @@ class Rank:
 
     __slots__ = (
         "_answered",
+        "_block_size",
         "_digest",
         "_hole",
         "_index",
@@ -110,6 +111,7 @@ class Rank:
         self.shelf = index.shelf(slot)
         self._index = index
         self._slot = slot
+        self._block_size: int | None = None
         self._next = 0
         """Number expected next."""
         self._last = -1
@@ -138,6 +140,13 @@ class Rank:
     def behind(self) -> int:
         """Messages received and not yet taken."""
         return len(self._todo) + (self._work is not None)
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens in a block, as last told; None before the first."""
+        if self.shelf.block_size is not None:
+            self._block_size = self.shelf.block_size
+        return self._block_size
 
     @property
     def expected(self) -> int:
