@@ -25,6 +25,7 @@ class ClusterSettings:
     weight: float = 1.0
     max_concurrency: int | None = None
     kv_events_port: int | None = None
+    kv_replay_port: int | None = None
     metrics_path: str | None = None
     metrics_port: int | None = None
     role: Role = Role.BOTH
@@ -50,6 +51,7 @@ class ClusterSettings:
             metrics_port=self.metrics_port,
             tls=tls,
             kv_events_port=self.kv_events_port,
+            kv_replay_port=self.kv_replay_port,
             locality=locality,
             labels=self.labels,
         )
@@ -164,6 +166,7 @@ _READERS: dict[str, Callable[[object], object]] = {
     "weight": _above_zero,
     "max_concurrency": _whole(1, 1_000_000),
     "kv_events_port": _whole(1, 65_535),
+    "kv_replay_port": _whole(1, 65_535),
     "metrics_path": _path,
     "metrics_port": _whole(1, 65_535),
     "role": _role,
@@ -171,3 +174,6 @@ _READERS: dict[str, Callable[[object], object]] = {
     "keep_alive_s": _seconds,
     "labels": _labels,
 }
+
+KEYS = frozenset(_READERS)
+"""Every key that the metadata may have."""

@@ -56,6 +56,9 @@ class EndpointSpec:
     metrics_port: int | None = None
     tls: bool = False
     kv_events_port: int | None = None
+    """Where rank 0 publishes KV-cache events (ZeroMQ)."""
+    kv_replay_port: int | None = None
+    """Where rank 0 replays them; None: as the engine says, or not at all."""
     listed: bool = False
     """Envoy must be told the address: the cluster has several endpoints behind an ``override_host``
     policy."""
