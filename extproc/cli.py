@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from extproc.fleet_commands import DEFAULT_ADMIN
+from extproc.fleet_commands import app as fleet_app
 from extproc.replay.cli import replay
 
 app = typer.Typer(
@@ -24,7 +26,7 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="extproc.yaml; need
 Admin = Annotated[str, typer.Option("--admin", help="Admin address of a running extproc.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON once and exit.")]
 
-DEFAULT_ADMIN = "http://127.0.0.1:9902"
+app.add_typer(fleet_app, name="fleet")
 
 
 @app.command()
@@ -80,17 +82,6 @@ def check(
     if fatal:
         _fail(f"{fatal} thing{'s' if fatal > 1 else ''} to mend")
     typer.echo("ok")
-
-
-@app.command()
-def fleet(admin: Admin = DEFAULT_ADMIN, json: AsJson = False) -> None:
-    """Live view of the endpoints: state, leases, backlog, KV use, hit share, TTFT, rate."""
-    from extproc.fleet_view import AdminError, run_fleet
-
-    try:
-        run_fleet(admin, json_output=json, once=not sys.stdout.isatty())
-    except AdminError as error:
-        _fail(str(error))
 
 
 @app.command()

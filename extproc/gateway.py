@@ -33,10 +33,12 @@ from extproc.edge.logs import Logs, request_line
 from extproc.edge.loop_lag import LoopLag
 from extproc.edge.own_answers import OwnAnswers
 from extproc.edge.publisher import Publisher
+from extproc.edge.registrations import Registrations
 from extproc.edge.scraper import Scraper, ScrapeSettings
 from extproc.edge.state_dir import installation_seed
 from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
 from extproc.edge.stream_roles import GUARD_ROLE, StreamRoles
+from extproc.edge.warmup import WarmUp, WarmUpSettings
 from extproc.fleet.endpoint import EndpointSpec
 from extproc.fleet.health import HealthPolicy
 from extproc.ledger import Settlement
@@ -110,6 +112,14 @@ class Gateway:
         )
         self.guard = StreamGuard(self._guarded, self.clock)
         roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard})
+        self.core.fleet.probed = True
+        self.warm_up = WarmUp(
+            self.core.fleet.endpoints, self.core.fleet.ready, self._warm_up_settings, self.engine_access
+        )
+        self.registrations = Registrations(
+            settings.state_dir, self.core.fleet, self.live.reload, published=self._publishes
+        )
+        self.registrations.restore()
         self.grpc = GrpcServer(settings.listen, roles, self.access_log, settings.limits.message_bytes)
         self.admin = HttpServer(settings.listen.admin, build_admin(self._admin_parts(settings)))
         self._bind_metrics()
@@ -121,7 +131,7 @@ class Gateway:
         await self.live.start()
         await self.admin.start()
         await self.grpc.start()
-        for work in (self.live.run(), self.scraper.run(), self.lag.run(), self._housekeep()):
+        for work in (self.live.run(), self.scraper.run(), self.warm_up.run(), self.lag.run(), self._housekeep()):
             self._tasks.append(asyncio.create_task(_watched(work)))
         await self.grpc.set_ready(True)
         settings = self.live.snapshot.settings
@@ -255,7 +265,22 @@ class Gateway:
             token=token_file.read_text().strip() if token_file is not None else None,
             loopback=parse_address(settings.listen.admin).is_local,
             clock=self.clock,
+            registrations=self.registrations,
         )
+
+    def _warm_up_settings(self) -> WarmUpSettings:
+        settings = self.live.snapshot.settings
+        pools, said = settings.pools, settings.health
+        return WarmUpSettings(
+            said.probe_interval,
+            said.probe_timeout,
+            said.warm_up_timeout,
+            prompts=lambda name: pools[name].warm_up if name in pools else (),
+        )
+
+    def _publishes(self) -> bool:
+        clusters = self.live.snapshot.clusters
+        return bool(clusters.resources) or not clusters.names
 
     def _bind_metrics(self) -> None:
         index = self.core.view.index

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from extproc.config.clusters import Clusters, read_clusters
 from extproc.config.problem import ConfigError, Problem
+from extproc.config.registered import with_registered
 from extproc.config.schema import Settings
 from extproc.config.snapshot import Snapshot, build
 from extproc.config.validation import settings_from
@@ -15,6 +16,7 @@ from extproc.config.yaml_source import Document, read, read_file
 
 def load(config_path: Path, clusters_path: Path | None = None, *, generation: int = 1) -> Snapshot:
     """Read ``extproc.yaml`` and the clusters file it names (or ``clusters_path``), and check them together.
+    Endpoints that were registered at run time (in the state folder) are among the clusters.
 
     An absent ``config_path`` means all defaults. Relative paths inside it are meant from its folder.
 
@@ -26,6 +28,7 @@ def load(config_path: Path, clusters_path: Path | None = None, *, generation: in
     clusters = load_clusters(clusters_path or clusters_path_of(document, settings, config_path), problems)
     if settings is None or clusters is None:
         raise ConfigError(problems)
+    clusters = with_registered(clusters, settings.state_dir)
     try:
         return build(settings, clusters, generation, document=document)
     except ConfigError as error:

@@ -15,7 +15,9 @@ GET /fleet                     endpoints with state, leases, backlog, rates
 GET /decisions?count=N         newest decision records, newest first
 GET /decisions/ID              one record, by x-gateway-request-id
 GET /config                    the configuration in use, secrets masked
+GET /openapi.json              description of all of this
 POST /reload                   read the configuration files now
+POST /fleet/…                  drain, undrain, register, remove: see ``admin_fleet``
 =============================  ================================================================
 """
 
@@ -31,6 +33,10 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
+from extproc import __version__
+from extproc.edge.admin_fleet import add_fleet_pages
+from extproc.edge.openapi import describe
+from extproc.edge.registrations import Registrations
 from extproc.fleet.endpoint import Endpoint
 from extproc.telemetry.decision import render
 from extproc.telemetry.fleet_report import fleet_report
@@ -63,6 +69,8 @@ class AdminParts:
     loopback: bool = True
     """The admin address cannot be reached from other machines."""
     clock: Callable[[], float] = time.monotonic
+    registrations: Registrations | None = None
+    """Operations on the fleet; None: they are not offered."""
 
 
 def build_admin(parts: AdminParts) -> web.Application:
@@ -77,6 +85,9 @@ def build_admin(parts: AdminParts) -> web.Application:
     app.router.add_get("/decisions/{id}", pages.decision)
     app.router.add_get("/config", pages.config)
     app.router.add_post("/reload", pages.reload)
+    if parts.registrations is not None:
+        add_fleet_pages(app, parts.registrations)
+    app.router.add_get("/openapi.json", pages.openapi)
     return app
 
 
@@ -134,6 +145,9 @@ class _Pages:
     async def reload(self, request: web.Request) -> web.StreamResponse:
         problems = list(await self._parts.reload())
         return _json({"applied": not problems, "problems": problems}, status=422 if problems else 200)
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        return _json(describe(request.app, __version__))
 
     def _authorize(self, request: web.Request) -> None:
         token = self._parts.token

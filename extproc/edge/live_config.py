@@ -77,13 +77,17 @@ class LiveConfig:
             if self._removal is not None:
                 self._removal.cancel()
 
-    async def reload(self) -> tuple[Problem, ...]:
-        """Read the files and take them over; returns what is wrong, nothing when they were taken."""
+    async def reload(self, *, allow_removals: bool = False) -> tuple[Problem, ...]:
+        """Read the files and take them over; returns what is wrong, nothing when they were taken.
+
+        ``allow_removals``: an operator asked for it, so that even the greater part of a pool may go.
+        """
         async with self._lock:
             current = self.snapshot
             try:
                 snapshot = await asyncio.to_thread(load, self.config_path, generation=current.generation + 1)
-                self._guard_removals(current, snapshot)
+                if not allow_removals:
+                    self._guard_removals(current, snapshot)
             except ConfigError as error:
                 return self._refuse(error.problems)
             self._resolver.watch(snapshot.clusters.dns)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.engines.registry import engine_named
 from extproc.fleet.endpoint import Endpoint, Lifecycle
+from extproc.fleet.health import Circuit
 
 _ENDPOINT = ("endpoint", "pool")
+_CIRCUITS = {Circuit.CLOSED: 0.0, Circuit.HALF_OPEN: 1.0, Circuit.OPEN: 2.0}
 
 _GAUGES: tuple[tuple[str, str, Callable[[Endpoint, float], float | None]], ...] = (
     ("leases", "Requests decided for the endpoint and not yet ended.", lambda e, now: e.leases),
@@ -40,6 +42,21 @@ _GAUGES: tuple[tuple[str, str, Callable[[Endpoint, float], float | None]], ...] 
         lambda e, now: e.lifecycle is Lifecycle.READY,
     ),
     ("excluded", "1 while health keeps requests away.", lambda e, now: e.health.excluded(now)),
+    (
+        "circuit",
+        "State of the circuit: 0 closed, 1 half-open (on trial), 2 open.",
+        lambda e, now: _CIRCUITS[e.health.state(now)],
+    ),
+    (
+        "busy",
+        "1 while the endpoint rests because it said that it is busy.",
+        lambda e, now: e.health.busy_until > now,
+    ),
+    (
+        "error_share",
+        "Share of failures in the window of the circuit.",
+        lambda e, now: e.health.error_share(now),
+    ),
     (
         "ttft_seconds",
         "Mean TTFT of streamed requests of the last minute.",
@@ -103,6 +120,12 @@ class FleetSeries(Collector):
                 if value is not None:
                     family.add_metric((endpoint.key, endpoint.spec.pool), float(value))
             yield family
+        opened = CounterMetricFamily(
+            "extproc_circuit_opened", "How often the circuit of an endpoint opened.", labels=_ENDPOINT
+        )
+        for endpoint in endpoints:
+            opened.add_metric((endpoint.key, endpoint.spec.pool), float(endpoint.health.opened))
+        yield opened
         missing = GaugeMetricFamily(
             "extproc_metric_missing",
             "1 for a value that the engine's metrics page should have and has not.",
