@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from extproc.telemetry.explain import explain
+from extproc.telemetry.short_names import short_names
+
+_GAP = 2
+"""Blanks between columns: one of padding, one where the box would have its line."""
+_UNBOUNDED = 1000
 
 
 class AdminError(Exception):
@@ -34,6 +42,23 @@ def fetch(admin_url: str, path: str, timeout_s: float = 5.0) -> Any:
         raise AdminError(f"no answer from {url}: {getattr(error, 'reason', error)}") from error
 
 
+def send(
+    admin_url: str, path: str, body: Mapping[str, Any], token: str | None = None, timeout_s: float = 30.0
+) -> Any:
+    """Have the admin address do something; its JSON answer. Raises :class:`AdminError`."""
+    url = admin_url.rstrip("/") + path
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    if token:
+        request.add_header("authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise AdminError(_told(error)) from error
+    except (OSError, ValueError) as error:
+        raise AdminError(f"no answer from {url}: {getattr(error, 'reason', error)}") from error
+
+
 def run_fleet(
     admin_url: str,
     json_output: bool = False,
@@ -44,10 +69,10 @@ def run_fleet(
     """Show the endpoints until Ctrl-C; ``once`` or ``json_output``: print and return. Raises
     :class:`AdminError`.
     """
-    screen = console or Console()
+    screen = console or _screen()
     report = fetch(admin_url, "/fleet")
     if json_output:
-        screen.print_json(json.dumps(report))
+        _print_json(report, screen)
     elif once:
         screen.print(fleet_table(report["endpoints"]))
     else:
@@ -64,57 +89,99 @@ def run_explain(
     admin_url: str, decision_id: str, json_output: bool = False, console: Console | None = None
 ) -> None:
     """Show why a request went where it went. Raises :class:`AdminError`."""
-    screen = console or Console()
+    screen = console or _screen()
     record = fetch(admin_url, "/decisions/" + urllib.parse.quote(decision_id, safe=""))
     if json_output:
-        screen.print_json(json.dumps(record))
+        _print_json(record, screen)
     else:
         screen.print(explain(record))
 
 
-def fleet_table(endpoints: Sequence[Mapping[str, Any]]) -> Table:
-    """One row an endpoint; what is not known is a dash."""
-    table = Table(caption=f"{len(endpoints)} endpoints, {sum(row['leases'] for row in endpoints)} requests")
-    for name, justify in _COLUMNS:
-        table.add_column(name, justify="right" if justify else "left", no_wrap=not justify)
-    for row in endpoints:
-        state, style = _state(row)
-        table.add_row(
-            Text(row["endpoint"]),
-            Text(row["pool"] + (f" {row['version']}" if row["version"] else "")),
-            Text(state, style=style),
-            str(row["leases"]),
-            f"{row['backlog_s']:.2f}" + ("~" if row["backlog_estimated"] and row["backlog_s"] else ""),
-            _whole(row["running"]),
-            _whole(row["waiting"]),
-            _percent(row["kv_usage"]),
-            _percent(row["hit_share"]),
-            _seconds(row["ttft_1m_s"]),
-            _seconds(row["ttft_5m_s"]),
-            f"{row['prefill_tokens_per_s']:.0f}",
-            _seconds(row["scrape_age_s"]),
-        )
-    return table
+def fleet_table(endpoints: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One row an endpoint, with as many columns as the width of the screen allows; what is not known is a dash."""
+    return _FleetTable(endpoints)
 
 
-_COLUMNS = (
-    ("endpoint", False),
-    ("pool", False),
-    ("state", False),
-    ("leases", True),
-    ("backlog s", True),
-    ("running", True),
-    ("waiting", True),
-    ("KV", True),
-    ("hits", True),
-    ("TTFT 1m", True),
-    ("TTFT 5m", True),
-    ("tokens/s", True),
-    ("scraped", True),
-)
+@dataclass(slots=True, frozen=True)
+class _Column:
+    head: str
+    rank: int
+    """Columns with high ranks go first when the screen is narrow; 0 always stays."""
+    cells: Sequence[Text]
+
+    @property
+    def width(self) -> int:
+        return max(len(self.head), *(cell.cell_len for cell in self.cells), 0) + _GAP
 
 
-def _now(admin_url: str) -> Table | Text:
+@dataclass(slots=True, frozen=True)
+class _FleetTable:
+    endpoints: Sequence[Mapping[str, Any]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table and its sums for this width."""
+        rows = self.endpoints
+        columns = _columns(rows) if rows else []
+        room, shown = options.max_width + _GAP, []
+        for column in sorted(columns, key=lambda column: column.rank):
+            room -= column.width
+            if room < 0 and column.rank:
+                break
+            shown.append(column)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+        kept = [column for column in columns if column in shown]
+        for column in kept:
+            left = column.head in ("endpoint", "pool", "state")
+            table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
+        for cells in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*cells)
+        yield table
+        running, ended = sum(row["leases"] for row in rows), sum(row["ended_1m"] for row in rows)
+        yield Text(f"{len(rows)} endpoints, {running} requests open, {ended} ended in the last minute", "dim")
+        hidden = [column.head for column in columns if column not in shown]
+        if hidden:
+            yield Text("on a wider screen also: " + ", ".join(hidden), "dim")
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+    """All columns, in the order in which they are shown."""
+    names = short_names(row["endpoint"] for row in rows)
+    ended = sum(row["ended_1m"] for row in rows)
+    pools = [row["pool"] + (f" {row['version']}" if row["version"] else "") for row in rows]
+
+    def column(head: str, rank: int, cell: Callable[[Mapping[str, Any]], str]) -> _Column:
+        return _Column(head, rank, [Text(cell(row)) for row in rows])
+
+    return [
+        column("endpoint", 0, lambda row: names[row["endpoint"]]),
+        _Column("pool", 1 if len(set(pools)) > 1 else 13, [Text(pool) for pool in pools]),
+        _Column("state", 0, [Text(*_state(row)) for row in rows]),
+        column("open", 0, lambda row: str(row["leases"])),
+        column("ended 1m", 2, lambda row: str(row["ended_1m"])),
+        column("share", 3, lambda row: f"{row['ended_1m'] / ended:.0%}" if ended else "-"),
+        column("backlog s", 4, _backlog),
+        column("hits", 5, lambda row: _percent(row["hit_share"])),
+        column("KV", 6, lambda row: _percent(row["kv_usage"])),
+        column("TTFT 1m", 7, lambda row: _seconds(row["ttft_1m_s"])),
+        column("TTFT 5m", 12, lambda row: _seconds(row["ttft_5m_s"])),
+        column("waiting", 8, lambda row: _whole(row["waiting"])),
+        column("running", 9, lambda row: _whole(row["running"])),
+        column("prefill/s", 10, lambda row: f"{row['prefill_tokens_per_s']:.0f}"),
+        column("scraped", 11, lambda row: _seconds(row["scrape_age_s"])),
+    ]
+
+
+def _screen() -> Console:
+    """The terminal; a pipe or a file has no width and gets everything."""
+    return Console() if sys.stdout.isatty() else Console(width=_UNBOUNDED)
+
+
+def _print_json(value: object, screen: Console) -> None:
+    # Not through rich: it would break long lines.
+    print(json.dumps(value, indent=2), file=screen.file)
+
+
+def _now(admin_url: str) -> RenderableType:
     try:
         return fleet_table(fetch(admin_url, "/fleet")["endpoints"])
     except AdminError as error:
@@ -123,14 +190,22 @@ def _now(admin_url: str) -> Table | Text:
 
 def _state(row: Mapping[str, Any]) -> tuple[str, str]:
     if row["excluded"]:
-        return f"excluded {row['excluded_for_s']:.0f}s", "red"
+        return f"open {row['excluded_for_s']:.0f}s: {row['circuit_why']}", "red"
     if row["lifecycle"] != "ready":
         return row["lifecycle"], "yellow"
     if row["sleeping"]:
         return "sleeping", "yellow"
+    if row["circuit"] == "half_open":
+        return "on trial", "yellow"
+    if row["busy_for_s"]:
+        return f"busy {row['busy_for_s']:.1f}s", "yellow"
     if row["scrape_failures"]:
         return "no metrics", "yellow"
     return "ready", "green"
+
+
+def _backlog(row: Mapping[str, Any]) -> str:
+    return f"{row['backlog_s']:.2f}" + ("~" if row["backlog_estimated"] and row["backlog_s"] else "")
 
 
 def _told(error: urllib.error.HTTPError) -> str:

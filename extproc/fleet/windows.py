@@ -82,6 +82,10 @@ class Window:
         done, failed = sum(part.done for part in parts), sum(part.failed for part in parts)
         return done / (done + failed) if done + failed else None
 
+    def ended(self, now: float) -> int:
+        """Requests that ended, well or not."""
+        return sum(part.done + part.failed for part in self._live(now))
+
     def duration_s(self, quantile: float, now: float) -> float | None:
         """Quantile of the durations of successes; None without any."""
         parts = self._live(now)

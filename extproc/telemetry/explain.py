@@ -1,87 +1,165 @@
-"""A decision record as a table for people, from its JSON form."""
+"""A decision record as people read it, from its JSON form: what was asked, why it went where it went, what became
+of it.
+
+Candidates are columns, best first, as many as the width allows; cost terms are rows, so that their names stay
+readable on a narrow terminal. Zero is a dot, what is not known a dash.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from extproc.telemetry.short_names import short_names
+
+MOST_COLUMNS = 12
+"""Candidates shown at most, however wide the screen; ``--json`` has more."""
+_GAP = 2
+_HELD = "tokens held"
+
 
 def explain(record: Mapping[str, Any]) -> RenderableType:
-    """The record in three parts: what was asked, who could have answered at what cost, what became of it."""
-    parts: list[RenderableType] = [_asked(record)]
-    if record["candidates"]:
-        parts.append(_candidates(record))
-    if record["removed"]:
-        parts.append(_removed(record))
-    parts.append(_ended(record))
-    return Group(*parts)
+    """The record, laid out for the width of whatever console prints it."""
+    return _Explained(record)
+
+
+def why(record: Mapping[str, Any]) -> str:
+    """In one sentence why the chosen endpoint was chosen; empty where none was."""
+    rows, chosen = record["candidates"], record["chosen"]
+    if not chosen or not rows:
+        return ""
+    names = _names(record)
+    name, best = names[chosen], rows[0]
+    if record["candidates_total"] == 1:
+        return f"{name} was the only one that could take it"
+    holder = _holder(rows)
+    held, most = best["matched_tokens"], holder["matched_tokens"]
+    costs = "" if not _in_seconds(record) else f", {_seconds(best['cost'])} s"
+    if not most:
+        return f"nobody holds any of the prompt; {name} costs least{costs}"
+    if held == most:
+        return f"{name} holds {held} of {record['prompt_tokens']} prompt tokens, as much as anyone{costs}"
+    there, here = (f" ({_seconds(row['cost'])} s)" if costs else "" for row in (holder, best))
+    return (
+        f"{names[holder['endpoint']]} holds {most} tokens and {name} {held}, "
+        f"but the first costs more{there} than the second{here}"
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class _Explained:
+    record: Mapping[str, Any]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The parts for this width."""
+        record = self.record
+        yield _asked(record)
+        if record["candidates"]:
+            yield ""
+            yield from _candidates(record, options.max_width)
+        if record["removed"]:
+            yield ""
+            yield from _removed(record)
+        yield ""
+        yield _ended(record)
 
 
 def _asked(record: Mapping[str, Any]) -> Table:
     table = _facts()
-    when = datetime.fromtimestamp(record["at"], UTC).isoformat(timespec="milliseconds")
+    when = datetime.fromtimestamp(record["at"], UTC).isoformat(sep=" ", timespec="milliseconds")
     _fact(table, "request", record["id"])
     _fact(table, "at", f"{when}, decided in {record['took_us']:.0f} us")
-    _fact(
-        table,
-        "asked for",
-        f"{record['api']}, model {record['model'] or '-'}" + (", streamed" if record["stream"] else ""),
-    )
+    asked = f"{record['api']}, model {record['model'] or '-'}" + (", streamed" if record["stream"] else "")
+    _fact(table, "asked for", asked)
     _fact(table, "by", record["tenant"] or "-")
     prompt = f"{record['prompt_tokens']} tokens in {record['prompt_bytes']} bytes"
     _fact(table, "prompt", prompt + (f", {record['media']} media" if record["media"] else ""))
     version = f", version {record['version']}" if record["version"] else ""
-    _fact(
-        table,
-        "route",
-        f"{record['route'] or '-'} -> pool {record['pool'] or '-'}{version}, {record['strategy'] or '-'}",
-    )
+    place = f"{record['route'] or '-'} -> pool {record['pool'] or '-'}{version}"
+    _fact(table, "route", f"{place}, {record['strategy'] or '-'}")
+    if record["chosen"]:
+        _fact(table, "chosen", Text(record["chosen"], style="bold green"))
+        _fact(table, "because", why(record))
     return table
 
 
-def _candidates(record: Mapping[str, Any]) -> Table:
-    names: Sequence[str] = record["terms"]
-    table = Table(title="candidates, best first", title_justify="left")
-    table.add_column("endpoint", no_wrap=True)
-    table.add_column("cost", justify="right")
-    for name in names:
-        table.add_column(Text(name), justify="right")
-    table.add_column("holds tokens", justify="right")
-    table.add_column("leases", justify="right")
-    table.add_column("")
-    fallbacks = record["fallbacks"]
-    for row in record["candidates"]:
-        endpoint = row["endpoint"]
-        role = "chosen" if endpoint == record["chosen"] else ""
-        if endpoint in fallbacks:
-            role = f"fallback {fallbacks.index(endpoint) + 1}"
-        cells = [_number(row["cost"]), *(_number(value) for value in row["terms"])]
-        cells += [""] * (1 + len(names) - len(cells))
-        table.add_row(
-            Text(endpoint),
-            *cells[: 1 + len(names)],
-            str(row["matched_tokens"]),
-            str(row["leases"]),
-            role,
-            style="bold" if role == "chosen" else "",
-        )
-    _more(table, record["candidates_total"] - len(record["candidates"]))
-    return table
+def _candidates(record: Mapping[str, Any], width: int) -> RenderResult:
+    rows: Sequence[Mapping[str, Any]] = record["candidates"]
+    names = _names(record)
+    unit = " s" if _in_seconds(record) else ""
+    labels = ["", "", *record["terms"], f"cost{unit}", _HELD, "open leases"]
+    left = max(len(label) for label in labels) + _GAP
+    columns = [(_cells(record, row, names), row["endpoint"] == record["chosen"]) for row in rows]
+    widths = [max(map(len, cells)) + _GAP for cells, _ in columns]
+    shown = _that_fit(rows, widths, width - left)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for position in shown:
+        cells, chosen = columns[position]
+        style = "bold green" if chosen else ""
+        table.add_column(Text(cells[0], style=style), justify="right", no_wrap=True, style=style)
+    cost_at = len(record["terms"]) + 2
+    for line, label in enumerate(labels[1:], 1):
+        values = [Text(columns[position][0][line]) for position in shown]
+        bold = "bold" if line == cost_at else ""
+        table.add_row(Text(label), *values, style=bold, end_section=line in (1, cost_at - 1, cost_at))
+    yield Text("candidates, best first" + (", in seconds" if unit else ""), style="italic")
+    yield table
+    more = record["candidates_total"] - len(shown)
+    if more > 0:
+        yield Text(f"and {more} more, see --json", style="dim")
 
 
-def _removed(record: Mapping[str, Any]) -> Table:
-    table = Table(title="could not take it", title_justify="left")
-    table.add_column("endpoint", no_wrap=True)
-    table.add_column("because")
+def _cells(record: Mapping[str, Any], row: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Name, role, terms, cost, held, leases."""
+    endpoint, fallbacks = row["endpoint"], record["fallbacks"]
+    role = "CHOSEN" if endpoint == record["chosen"] else ""
+    if endpoint in fallbacks:
+        role = f"fallback {fallbacks.index(endpoint) + 1}"
+    terms = [_value(term, value) for term, value in zip(record["terms"], row["terms"], strict=False)]
+    terms += ["-"] * (len(record["terms"]) - len(terms))
+    cost = _seconds(row["cost"]) if _in_seconds(record) else _number(row["cost"])
+    return [names[endpoint], role, *terms, cost, _dot(row["matched_tokens"]), _dot(row["leases"])]
+
+
+def _that_fit(rows: Sequence[Mapping[str, Any]], widths: Sequence[int], room: int) -> list[int]:
+    """Positions of the first candidates that fit, two at least. Who holds the longest part of the prompt is among
+    them: it is what the choice is to be compared with.
+    """
+    shown: list[int] = []
+    for position, needed in enumerate(widths[:MOST_COLUMNS]):
+        if len(shown) >= 2 and needed > room:
+            break
+        shown.append(position)
+        room -= needed
+    holder = _holder(rows)
+    position = next(index for index, row in enumerate(rows) if row is holder)
+    if holder["matched_tokens"] and position not in shown:
+        shown[-1] = position
+    return shown
+
+
+def _holder(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(rows, key=lambda row: int(row["matched_tokens"]))
+
+
+def _removed(record: Mapping[str, Any]) -> RenderResult:
+    names = _names(record)
+    table = _facts()
     for row in record["removed"]:
-        table.add_row(Text(row["endpoint"]), Text(row["reason"]))
-    _more(table, record["removed_total"] - len(record["removed"]))
-    return table
+        _fact(table, names[row["endpoint"]], row["reason"])
+    yield Text("could not take it", style="italic")
+    yield table
+    more = record["removed_total"] - len(record["removed"])
+    if more > 0:
+        yield Text(f"and {more} more, see --json", style="dim")
 
 
 def _ended(record: Mapping[str, Any]) -> Table:
@@ -96,35 +174,59 @@ def _ended(record: Mapping[str, Any]) -> Table:
         _fact(table, "outcome", "still running")
     else:
         status = "" if outcome["status"] is None else f"{outcome['status']} "
+        ended = f"{status}{outcome['outcome']} ({outcome['reason']}) from {outcome['endpoint']}"
         _fact(
-            table, "outcome", f"{status}{outcome['outcome']} ({outcome['reason']}) from {outcome['endpoint']}"
+            table, "outcome", ended + (f", attempt {outcome['attempts']}" if outcome["attempts"] > 1 else "")
         )
-        _fact(table, "attempts", str(outcome["attempts"]))
-        times = ("waiting_s", "ttft_s", "engine_s", "duration_s")
-        _fact(table, "times", ", ".join(f"{name[:-2]} {_number(outcome[name])} s" for name in times))
-        counts = ("input_tokens", "cached_tokens", "output_tokens")
-        said = ", ".join(f"{name[:-7]} {outcome[name]}" for name in counts if outcome[name] is not None)
+        times = (("waited", "waiting_s"), ("first token", "ttft_s"), ("all", "duration_s"))
+        told = ", ".join(f"{word} {outcome[name]:.3f} s" for word, name in times if outcome[name] is not None)
+        _fact(table, "times", told or "not reported")
+        counts = (("in", "input_tokens"), ("of them cached", "cached_tokens"), ("out", "output_tokens"))
+        said = ", ".join(f"{word} {outcome[name]}" for word, name in counts if outcome[name] is not None)
         _fact(table, "tokens", said or "not reported")
         if outcome["flags"] or outcome["details"]:
             _fact(table, "Envoy", " ".join([*outcome["flags"], outcome["details"]]))
     return table
 
 
+def _names(record: Mapping[str, Any]) -> dict[str, str]:
+    listed = [row["endpoint"] for row in (*record["candidates"], *record["removed"])]
+    return short_names([*listed, *([record["chosen"]] if record["chosen"] else [])])
+
+
+def _in_seconds(record: Mapping[str, Any]) -> bool:
+    """The cost is a sum of seconds, not a score."""
+    return len(record["terms"]) > 1 and all(term.endswith(" s") for term in record["terms"])
+
+
 def _facts() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
+    table = Table.grid(padding=(0, _GAP))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     return table
 
 
-def _fact(table: Table, name: str, value: str) -> None:
-    table.add_row(name, Text(value))
+def _fact(table: Table, name: str, value: str | Text) -> None:
+    table.add_row(name, Text(value) if isinstance(value, str) else value)
 
 
-def _more(table: Table, count: int) -> None:
-    if count > 0:
-        table.caption = f"and {count} more"
+def _value(term: str, value: float | None) -> str:
+    if term.endswith(" s") and not term.endswith(" per s"):
+        return _seconds(value)
+    return _number(value)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value == 0:
+        return "·"
+    return "<0.001" if 0 < value < 0.0005 else f"{value:.3f}"
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else f"{value:.4g}" if value else "·"
+
+
+def _dot(value: int) -> str:
+    return str(value) if value else "·"

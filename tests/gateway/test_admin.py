@@ -187,7 +187,7 @@ def screen() -> tuple[Console, io.StringIO]:
 async def test_the_fleet_view(admin: Running) -> None:
     console, out = screen()
     await asyncio.to_thread(run_fleet, admin.url, once=True, console=console)
-    assert "c/10.0.0.1:8000" in out.getvalue()
+    assert "\nc  " in out.getvalue()
     assert "50%" in out.getvalue()
     console, out = screen()
     await asyncio.to_thread(run_fleet, admin.url, json_output=True, console=console)
