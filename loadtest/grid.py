@@ -1,0 +1,210 @@
+"""Every policy over a grid of workloads, fleets, loads and troubles; docs/policies.md is made from its results.
+
+    python -m loadtest.grid --out grid.json [--trace conversation_trace.jsonl] [--seeds 3] [--policy NAME]… [--cell PART]…
+    python -m loadtest.policies_page grid.json docs
+
+Rules of this file:
+
+- the load of a cell is a share of its capacity: the throughput of the same engines under least-requests when all
+  requests are there at once;
+- a policy is told of nothing: neither the engines' speed nor what disturbs them. All begin with empty caches and priors;
+- results are written after every cell, and a cell whose results are there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from extproc.replay.arrival import Arrival
+from extproc.replay.comparison import load_trace
+from extproc.replay.driver import Driver
+from extproc.replay.faults import Fault
+from extproc.replay.policies import COMPARED, parse_policy
+from extproc.replay.result import Run
+from extproc.replay.setup import PERTURBATIONS, Setup, Slo, fleet, resolution_of
+from extproc.replay.workload import builtin_names
+
+PRESET = "llama-8b-h100"
+SLOWER = "llama-8b-a100"
+KV = {"ample": 1_000_000, "starved": 160_000}
+LOADS = (0.3, 0.7, 0.95)
+FLEETS = (2, 32, 128)
+TROUBLES = ("lag", "mixed", "slow node", "perturbed")
+REQUESTS = {2: 1000, 8: 2000, 32: 4000, 128: 8000}
+
+
+@dataclass(slots=True, frozen=True)
+class Cell:
+    """One place of the grid."""
+
+    workload: str
+    engines: int = 8
+    kv: str = "ample"
+    load: float = 0.7
+    trouble: str = ""
+
+    @property
+    def name(self) -> str:
+        """A word for tables."""
+        words = [self.workload, f"{self.engines} engines", f"{self.load:.0%}"]
+        return ", ".join(
+            [*words, *(["starved KV"] if self.kv == "starved" else []), *filter(None, [self.trouble])]
+        )
+
+
+def cells(workloads: Sequence[str]) -> Iterator[Cell]:
+    """The whole grid."""
+    for workload in workloads:
+        for kv, load in itertools.product(KV, LOADS):
+            yield Cell(workload, kv=kv, load=load)
+        for engines in FLEETS:
+            yield Cell(workload, engines=engines)
+        for trouble in TROUBLES:
+            yield Cell(workload, trouble=trouble)
+
+
+def setup_of(cell: Cell, arrivals: Sequence[Arrival], seed: int) -> Setup:
+    """The stage of a cell."""
+    size = resolution_of(arrivals)
+    span = arrivals[-1].at
+    presets = [PRESET, SLOWER] if cell.trouble == "mixed" else [PRESET]
+    perturb = frozenset(PERTURBATIONS) if cell.trouble == "perturbed" else frozenset[str]()
+    engines = fleet(cell.engines, presets, block_size=size, kv_tokens=KV[cell.kv], perturb=perturb)
+    setup = Setup(engines, seed=seed, resolution=size, slo=Slo(2.0, 0.1))
+    if cell.trouble == "lag":
+        return replace(setup, scrape_interval_s=5.0, scrape_lag_s=5.0)
+    if cell.trouble == "slow node":
+        return replace(setup, faults=(Fault("slow", 0, 4.0, span * 0.25, span * 0.5),))
+    return setup
+
+
+class Source:
+    """Arrivals by workload: generated ones, and the trace file under the name ``conversation``."""
+
+    def __init__(self, trace: Path | None) -> None:
+        self._trace = trace
+
+    def arrivals(self, cell: Cell, seed: int, rate: float) -> list[Arrival]:
+        """The cell's requests at ``rate`` a second; seeds take different parts of a trace."""
+        count = REQUESTS[cell.engines]
+        if cell.workload != "conversation":
+            return list(load_trace(cell.workload, rate=rate, requests=count, seed=seed).arrivals)
+        whole = self._whole()
+        first = seed * 3001 % max(len(whole) - count, 1)
+        part = whole[first : first + count]
+        factor = (len(part) - 1) / (part[-1].at - part[0].at) / rate
+        start = part[0].at
+        return [replace(arrival, at=(arrival.at - start) * factor) for arrival in part]
+
+    @cache  # noqa: B019 - one object lives as long as the program
+    def _whole(self) -> list[Arrival]:
+        if self._trace is None:
+            raise SystemExit("the conversation workload needs --trace")
+        return list(load_trace(str(self._trace)).arrivals)
+
+    @cache  # noqa: B019
+    def capacity(self, cell: Cell) -> float:
+        """Requests a second that the cell's engines can do under least-requests."""
+        fewer = replace(
+            cell, engines=min(cell.engines, 8), load=0.7, trouble="" if cell.trouble != "mixed" else "mixed"
+        )
+        arrivals = [replace(arrival, at=0.0) for arrival in self.arrivals(fewer, 0, float(fewer.engines))][
+            :1000
+        ]
+        run = Driver(arrivals, setup_of(fewer, arrivals, 0), parse_policy("least-requests")).run()
+        ends = sorted(row.at + row.e2e_s for row in run.served if row.ok and row.e2e_s is not None)
+        most = int(len(ends) * 0.9)
+        return most / ends[most - 1] * cell.engines / fewer.engines
+
+    def run(self, cell: Cell, policy: str, seed: int) -> Run:
+        """One run."""
+        arrivals = self.arrivals(
+            cell,
+            seed,
+            self.capacity(replace(cell, load=0.7, trouble=cell.trouble if cell.trouble == "mixed" else ""))
+            * cell.load,
+        )
+        return Driver(arrivals, setup_of(cell, arrivals, seed), parse_policy(policy)).run()
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description="Policies over the grid.")
+    parser.add_argument("--trace", type=Path, help="block-hash trace for the conversation workload")
+    parser.add_argument("--out", type=Path, help="results; cells that are there are kept")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--policy", action="append", help="default: all")
+    parser.add_argument("--cell", action="append", help="only cells whose name has all words of this")
+    parser.add_argument("--quiet", action="store_true")
+    wanted = parser.parse_args()
+    names = [*(["conversation"] if wanted.trace else []), *builtin_names()]
+    source = Source(wanted.trace)
+    policies = wanted.policy or list(COMPARED)
+    done: dict[str, dict[str, list[dict[str, object]]]] = {}
+    if wanted.out and wanted.out.exists():
+        done = json.loads(wanted.out.read_text())["cells"]
+    began = time.monotonic()
+    for cell in cells(names):
+        if wanted.cell and not any(all(word in cell.name for word in part.split()) for part in wanted.cell):
+            continue
+        rows = done.setdefault(cell.name, {})
+        for policy in policies:
+            have = rows.setdefault(policy, [])
+            for seed in range(len(have), wanted.seeds):
+                have.append(replace_trace(source.run(cell, policy, seed), cell))
+        if not wanted.quiet:
+            print_cell(cell, rows, time.monotonic() - began)
+        if wanted.out:
+            wanted.out.write_text(json.dumps({"seeds": wanted.seeds, "cells": done}, indent=0))
+    print_verdict(done, policies)
+
+
+def replace_trace(run: Run, cell: Cell) -> dict[str, object]:
+    """A run's summary, named after its cell."""
+    summary = run.summary() | {"trace": cell.workload}
+    del summary["requests_per_engine"]
+    return summary
+
+
+def mean(rows: Sequence[dict[str, object]], key: str) -> float:
+    """Over the seeds."""
+    values = [float(row[key]) for row in rows if row[key] is not None]  # type: ignore[arg-type]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def print_cell(cell: Cell, rows: dict[str, list[dict[str, object]]], seconds: float) -> None:
+    """Each policy's p90 TTFT and hit ratio, best first."""
+    order = sorted((mean(runs, "ttft_p90_s"), name) for name, runs in rows.items() if runs)
+    words = [f"{name} {value:.3f} ({mean(rows[name], 'hit_ratio'):.0%})" for value, name in order]
+    print(f"[{seconds:5.0f} s] {cell.name}: {' · '.join(words)}", flush=True)
+
+
+def print_verdict(done: dict[str, dict[str, list[dict[str, object]]]], policies: Sequence[str]) -> None:
+    """Geometric mean of p90 TTFT over the best of each cell."""
+    import math
+
+    logs: dict[str, list[float]] = {policy: [] for policy in policies}
+    for rows in done.values():
+        values = {policy: mean(rows[policy], "ttft_p90_s") for policy in policies if rows.get(policy)}
+        best = min(values.values(), default=1.0)
+        for policy, value in values.items():
+            logs[policy].append(math.log(value / best))
+    for value, policy, worst, near in sorted(
+        (math.exp(sum(log) / len(log)), policy, math.exp(max(log)), sum(x <= math.log(1.03) for x in log))
+        for policy, log in logs.items()
+        if log
+    ):
+        print(
+            f"{policy:24} x{value:.3f} of the best in the mean, x{worst:.2f} at worst, within 3 % in {near} of {len(logs[policy])}"
+        )
+
+
+if __name__ == "__main__":
+    main()
