@@ -178,7 +178,7 @@ class Gateway:
         if isinstance(decided, Decision) and decided.route.guard is not None:
             ticket = ticket_for(decided.route.guard, request)
             if ticket is not None:
-                decided.words += ((GUARD, ticket.header()),)
+                decided.headers += ((GUARD, ticket.header()),)
         return decided
 
     def _guarded(self, request_id: str, word: str) -> None:

@@ -41,8 +41,8 @@ class Answers:
             known = (_mutation(endpoints), self._metadata(decision, endpoints))
             self._known[key] = known
         mutation, template = known
-        if decision.words:
-            mutation = _with_headers(mutation, decision.words)
+        if decision.headers:
+            mutation = _with_headers(mutation, decision.headers)
         if "id" not in self.response_headers:
             return mutation, template
         metadata = ep.ProcessingResponse()
