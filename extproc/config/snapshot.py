@@ -19,7 +19,7 @@ from extproc.config.schema.pools import PoolSettings, RouteSettings
 from extproc.config.yaml_source import Document
 from extproc.routing.guard import Guard, GuardLevel
 from extproc.routing.match import Router
-from extproc.routing.pool import Pool
+from extproc.routing.pool import Disaggregation, Pool
 from extproc.routing.route import Route, RouteMatch
 
 
@@ -103,6 +103,11 @@ def _pool(name: str, said: PoolSettings, models: list[str]) -> Pool:
         strategy_options=MappingProxyType(dict(said.options)),
         prefill_rate=said.prefill_tokens_per_second,
         fallbacks=said.fallbacks,
+        disaggregation=Disaggregation(
+            said.disaggregation.header,
+            said.disaggregation.min_uncached_tokens,
+            said.disaggregation.transfer_tokens_per_second,
+        ),
     )
 
 
@@ -119,6 +124,7 @@ def _route(said: RouteSettings) -> Route:
         strategy_options=MappingProxyType(dict(said.options)),
         weights=MappingProxyType(dict(said.weights)),
         model=said.model,
+        pin=said.session == "pin",
         guard=_guard(said.guard),
     )
 

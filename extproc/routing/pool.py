@@ -7,6 +7,18 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, frozen=True)
+class Disaggregation:
+    """How prompts are prefilled elsewhere, in pools with prefill and decode endpoints."""
+
+    header: str = "x-prefiller-host-port"
+    """Request header that names the prefill endpoint."""
+    min_uncached_tokens: int = 512
+    """Fewer are prefilled by the decode endpoint itself."""
+    transfer_rate: float = 100_000.0
+    """Tokens per second whose KV cache reaches the decode endpoint."""
+
+
+@dataclass(slots=True, frozen=True)
 class Pool:
     """Settings of one pool; its endpoints live in the fleet, so that a reload does not lose their state."""
 
@@ -23,3 +35,4 @@ class Pool:
     """Prior of prefill speed, tokens per second and endpoint."""
     fallbacks: int = 1
     """How many further endpoints a request names for Envoy's retry."""
+    disaggregation: Disaggregation = Disaggregation()

@@ -43,3 +43,5 @@ class Route:
     """Model name to splice into the body for this route, if any."""
     guard: Guard | None = None
     """Bounds on streamed replies."""
+    pin: bool = False
+    """An explicit session stays on its endpoint as long as that can take requests."""

@@ -107,7 +107,7 @@ def test_problems_of_both_files_come_at_once() -> None:
         "envoy/clusters.yaml:3: Envoy's Cluster has no field `tipe`; did you mean `type`?",
         "extproc.yaml:1: unknown key `scrap`; did you mean `scrape`? Keys here: pools, routes, "
         "default_pool, listen, "
-        "envoy, limits, scrape, health, retries, removal, feedback, index, decisions, responses, logging, state_dir",
+        "envoy, limits, scrape, health, retries, removal, feedback, index, kv_events, tokenizers, sessions, decisions, responses, logging, state_dir",
     ]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.schema.base import (
+    FilePath,
     Listing,
     Name,
     Names,
@@ -17,6 +18,7 @@ from extproc.config.schema.base import (
     wrong,
 )
 from extproc.config.schema.guard import GuardSettings
+from extproc.config.schema.knowledge import Disaggregation
 
 Strategy = Annotated[str, Field(min_length=1, max_length=64)]
 Options = Annotated[dict[str, Any], Table]
@@ -46,6 +48,11 @@ class PoolSettings(Section):
     """Prefill speed of one endpoint in tokens per second, believed until it has been measured."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 1
     """Further endpoints named for Envoy's retry when the first cannot be reached."""
+    tokenizer: FilePath | None = None
+    """Folder with the model's `tokenizer.json`, `tokenizer_config.json` and chat template, as the engines load it.
+    With it prompts are counted and compared in tokens; needs `pip install extproc[tokenizers]`."""
+    disaggregation: Disaggregation = Disaggregation()
+    """Prefill and decode on different endpoints."""
     warm_up: WarmUp = ()
     """System prompts that a new endpoint computes before it gets requests, so that the first users find them in its
     cache. Each is sent straight to the engine, for one token."""
@@ -108,6 +115,9 @@ class RouteSettings(Section):
     """Version: share of the requests, as in `{v1: 90, v2: 10}`; empty: all versions alike."""
     model: Name | None = None
     """Model name to put into the request body in place of the client's."""
+    session: Literal["hint", "pin"] = "hint"
+    """What an explicit session means here: `hint` prefers its endpoint, `pin` keeps to it as long as it can take
+    requests."""
     rate_limit: RateLimit | None = None
     """Limits of this route. Read, not enforced yet."""
     guard: GuardSettings | None = None

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from extproc.config.schema.base import FilePath, Name, Section
+from extproc.config.schema.knowledge import KvEvents, Sessions, Tokenizers
 from extproc.config.schema.listen import Envoy, Listen
 from extproc.config.schema.operation import (
     Decisions,
@@ -51,6 +52,12 @@ class Settings(Section):
     none for us) by keeping the ext_proc stream to its end."""
     index: Index = Index()
     """Memory of the engines' prefix caches."""
+    kv_events: KvEvents = KvEvents()
+    """KV-cache events of the engines."""
+    tokenizers: Tokenizers = Tokenizers()
+    """Tokens of prompts, for pools with a `tokenizer`."""
+    sessions: Sessions = Sessions()
+    """Conversations that name themselves."""
     decisions: Decisions = Decisions()
     """Records of decisions."""
     responses: Responses = Responses()
