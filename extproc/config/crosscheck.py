@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from extproc.config.address import parse_address
 from extproc.config.clusters import Clusters
+from extproc.config.crosscheck_traffic import crosscheck_traffic
 from extproc.config.envoy_message import did_you_mean
 from extproc.config.problem import Problem
 from extproc.config.schema import Settings
@@ -27,7 +28,16 @@ def crosscheck(
         *_routes(settings, clusters, pools, document),
         *_strategies(settings, document),
         *_sockets(settings, document),
+        *crosscheck_traffic(settings, _versions(clusters), pools, document),
     ]
+
+
+def _versions(clusters: Clusters) -> dict[str, frozenset[str]]:
+    """Pool -> versions that its clusters name."""
+    found: dict[str, set[str]] = {}
+    for spec in clusters.endpoints:
+        found.setdefault(spec.pool, set()).add(spec.version)
+    return {pool: frozenset(names) for pool, names in found.items()}
 
 
 def _instead(word: str, known: Iterable[str]) -> str:
@@ -111,12 +121,6 @@ def _routes(
                 (*at, "name"), f"route `{route.name}` exists already on line {first}; choose another name"
             )
         seen.setdefault(route.name, position)
-        if route.rate_limit is not None:
-            yield document.problem(
-                (*at, "rate_limit"),
-                f"`rate_limit` of route `{route.name}` is read but not enforced yet",
-                fatal=False,
-            )
         if route.pool not in pools:
             yield document.problem(
                 (*at, "pool"),

@@ -6,18 +6,24 @@ What must survive a reload (leases, learnt rates, indexes) lives elsewhere, keye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
+from extproc.admission.admission import AdmissionRules
+from extproc.config import traffic
 from extproc.config.clusters import Clusters
 from extproc.config.crosscheck import crosscheck
 from extproc.config.problem import ConfigError, Problem
 from extproc.config.schema import Settings
 from extproc.config.schema.guard import GuardSettings
 from extproc.config.schema.pools import PoolSettings, RouteSettings
+from extproc.config.secrets import files as secret_files
+from extproc.config.secrets import secret
 from extproc.config.yaml_source import Document
 from extproc.routing.guard import Guard, GuardLevel
+from extproc.routing.identity import Identity
 from extproc.routing.match import Router
 from extproc.routing.pool import Disaggregation, Pool
 from extproc.routing.route import Route, RouteMatch
@@ -37,8 +43,29 @@ class Snapshot:
     default_pool: str | None
     """Pool of requests that name no model: the configured one, or the only one."""
     router: Router
+    identity: Identity
+    rules: AdmissionRules
+    """What holds while no schedule is open."""
+    upstream_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Pool -> key that its engines want."""
+    secret_files: tuple[Path, ...] = ()
+    """Files of keys, watched as the configuration is."""
     warnings: tuple[Problem, ...] = ()
     """What is odd but usable."""
+
+    def scheduled(self, names: Sequence[str]) -> tuple[Router, AdmissionRules]:
+        """Routes and rules while these schedules are open."""
+        if not names:
+            return self.router, self.rules
+        changed = traffic.weights(self.settings, names)
+        routes = tuple(
+            replace(route, weights=MappingProxyType(dict(changed[route.name])))
+            if route.name in changed
+            else route
+            for route in self.routes
+        )
+        router = Router(self.pools, routes, self.settings.default_pool)
+        return router, traffic.rules(self.settings, list(self.pools), names)
 
     @property
     def pool_of_model(self) -> Mapping[str, str]:
@@ -79,8 +106,19 @@ def build(
         clusters=clusters,
         default_pool=router.default_pool,
         router=router,
+        identity=traffic.identity(settings),
+        rules=traffic.rules(settings, list(pools)),
+        upstream_keys=MappingProxyType(
+            {name: secret(said.upstream_key) for name, said in settings.pools.items() if said.upstream_key}
+        ),
+        secret_files=secret_files(_references(settings)),
         warnings=tuple(sorted([*problems, *clusters.warnings])),
     )
+
+
+def _references(settings: Settings) -> list[str]:
+    found = [reference for said in settings.tenants.values() for reference in said.keys]
+    return found + [said.upstream_key for said in settings.pools.values() if said.upstream_key]
 
 
 def _pools(settings: Settings, clusters: Clusters) -> dict[str, Pool]:

@@ -127,7 +127,12 @@ class LiveConfig:
 
     def _files(self) -> tuple[Path, ...]:
         settings = self.snapshot.settings
-        return (self.config_path, settings.envoy.clusters, *self.snapshot.clusters.files)
+        return (
+            self.config_path,
+            settings.envoy.clusters,
+            *self.snapshot.clusters.files,
+            *self.snapshot.secret_files,
+        )
 
     def _swap(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot

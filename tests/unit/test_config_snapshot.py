@@ -107,7 +107,8 @@ def test_problems_of_both_files_come_at_once() -> None:
         "envoy/clusters.yaml:3: Envoy's Cluster has no field `tipe`; did you mean `type`?",
         "extproc.yaml:1: unknown key `scrap`; did you mean `scrape`? Keys here: pools, routes, "
         "default_pool, listen, "
-        "envoy, limits, scrape, health, retries, removal, feedback, index, kv_events, tokenizers, sessions, decisions, responses, logging, state_dir",
+        "envoy, limits, tenants, tiers, identity, rate_limits, admission, schedules, "
+        "scrape, health, retries, removal, feedback, index, kv_events, tokenizers, sessions, decisions, responses, logging, state_dir",
     ]
 
 
@@ -169,10 +170,6 @@ def test_what_does_not_fit_is_refused(settings: str, message: str) -> None:
             "extproc.yaml:2: warning: no cluster names pool `lama` in its metadata, so it has no "
             "endpoints; did you mean "
             "`llama`?",
-        ),
-        (
-            "routes:\n- {name: r, pool: llama, rate_limit: {rpm: 60}}\n",
-            "extproc.yaml:2: warning: `rate_limit` of route `r` is read but not enforced yet",
         ),
         (
             "pools:\n  llama:\n    aliases: {gpt: llama-3-8}\n",

@@ -97,7 +97,7 @@ def show_bytes(value: int) -> str:
     return f"{value}B"
 
 
-def _folder(info: ValidationInfo) -> Path | None:
+def folder_of(info: ValidationInfo) -> Path | None:
     """The folder that relative paths are meant from: that of the configuration file, given as context."""
     folder = (info.context or {}).get("folder")
     return folder if isinstance(folder, Path) else None
@@ -108,7 +108,7 @@ def _path(value: object, info: ValidationInfo) -> object:
         value = str(value)
     if not isinstance(value, str) or not value or "\0" in value:
         raise wrong(f"`{shown(value)}` is no path; write the path of a file or folder as text")
-    folder = _folder(info)
+    folder = folder_of(info)
     return Path(value) if folder is None else folder / value
 
 
@@ -121,7 +121,7 @@ def _address(value: object, info: ValidationInfo) -> object:
         address = parse_address(value)
     except ValueError as error:
         raise wrong(str(error)) from None
-    folder = _folder(info)
+    folder = folder_of(info)
     if not address.path:
         return str(address)
     path = address.path if folder is None else str(folder / address.path)

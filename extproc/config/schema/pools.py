@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from extproc.config.schema.admission import AdmissionSettings
 from extproc.config.schema.base import (
     FilePath,
     Listing,
@@ -19,6 +20,7 @@ from extproc.config.schema.base import (
 )
 from extproc.config.schema.guard import GuardSettings
 from extproc.config.schema.knowledge import Disaggregation
+from extproc.config.schema.traffic import Secret, TrafficLimit
 
 Strategy = Annotated[str, Field(min_length=1, max_length=64)]
 Options = Annotated[dict[str, Any], Table]
@@ -53,18 +55,16 @@ class PoolSettings(Section):
     With it prompts are counted and compared in tokens; needs `pip install extproc[tokenizers]`."""
     disaggregation: Disaggregation = Disaggregation()
     """Prefill and decode on different endpoints."""
+    admission: AdmissionSettings | None = None
+    """What this pool does when its engines are full; `null`: as the top level says."""
+    fallback_pool: Name | None = None
+    """Pool (of a smaller model) that answers when this one cannot in time; decided before the request is sent. Its
+    first model goes into the body, and the response says `x-gateway-fallback`."""
+    upstream_key: Secret | None = None
+    """Key that the engines want, `env:NAME` or `file:PATH`; sent as `Authorization: Bearer`."""
     warm_up: WarmUp = ()
     """System prompts that a new endpoint computes before it gets requests, so that the first users find them in its
     cache. Each is sent straight to the engine, for one token."""
-
-
-class RateLimit(Section):
-    """Limits of a route. Read, not enforced yet."""
-
-    rpm: Annotated[int, Field(ge=1)] | None = None
-    """Requests per minute."""
-    tpm: Annotated[int, Field(ge=1)] | None = None
-    """Tokens per minute, prompt and output together."""
 
 
 class MatchSettings(Section):
@@ -118,8 +118,8 @@ class RouteSettings(Section):
     session: Literal["hint", "pin"] = "hint"
     """What an explicit session means here: `hint` prefers its endpoint, `pin` keeps to it as long as it can take
     requests."""
-    rate_limit: RateLimit | None = None
-    """Limits of this route. Read, not enforced yet."""
+    rate_limit: TrafficLimit | None = None
+    """Limits of all requests of this route together."""
     guard: GuardSettings | None = None
     """Bounds on streamed replies; `null`: none."""
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from extproc.config.schema.admission import AdmissionSettings, Schedules
 from extproc.config.schema.base import FilePath, Name, Section
 from extproc.config.schema.knowledge import KvEvents, Sessions, Tokenizers
 from extproc.config.schema.listen import Envoy, Listen
@@ -21,6 +22,7 @@ from extproc.config.schema.operation import (
     Scrape,
 )
 from extproc.config.schema.pools import Pools, Routes
+from extproc.config.schema.traffic import IdentitySettings, RateLimits, Tenants, Tiers
 
 
 class Settings(Section):
@@ -39,6 +41,18 @@ class Settings(Section):
     """Files shared with Envoy."""
     limits: Limits = Limits()
     """Bounds on what is held at once."""
+    tenants: Tenants = Field(default_factory=dict)
+    """Tenant name: who may ask, and for how much. Without any, everybody may and no key is asked for."""
+    tiers: Tiers = Field(default_factory=dict)
+    """Tier name: what its tenants have in common."""
+    identity: IdentitySettings = IdentitySettings()
+    """How clients are recognised."""
+    rate_limits: RateLimits = RateLimits()
+    """Limits beside those of tenants and routes."""
+    admission: AdmissionSettings = AdmissionSettings()
+    """What pools do when their engines are full."""
+    schedules: Schedules = ()
+    """Windows of the week in which other weights, limits or fallbacks hold."""
     scrape: Scrape = Scrape()
     """Reading the engines' metrics."""
     health: Health = Health()
