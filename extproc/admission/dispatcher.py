@@ -115,11 +115,12 @@ class Dispatcher:
         request, tenant, pool = ticket.request, ticket.tenant, match.pool
         model = match.splice or request.model or ""
         version = _pick_version(match.route, request) if match.route.weights else None
+        configured = match.adapter in pool.adapters  # then every endpoint of the pool can load it
         usable, removed = eligible(
             self.fleet.pool(pool.name),
             now,
             version=version,
-            adapter=match.adapter or "",
+            adapter="" if configured else match.adapter or "",
             policy=self.fleet.policy,
             room=room,
         )
