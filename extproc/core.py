@@ -26,7 +26,7 @@ class Core:
     """Everything that decides, accounts and learns. No clock, no socket: ``now`` is monotonic seconds.
 
     ``seed`` is the installation's secret for block hashes; ``dead_after_s`` is how long a lease may be silent.
-    ``build`` makes strategies by name.
+    ``build`` makes strategies by name. ``precise_blocks`` and ``worth``: see :class:`CacheView`.
     """
 
     def __init__(
@@ -36,13 +36,22 @@ class Core:
         seed: int = 0,
         max_blocks: int = 2_000_000,
         block_bytes: int = BLOCK_BYTES,
+        precise_blocks: int = 2_000_000,
+        worth: Mapping[str, float] | None = None,
         dead_after_s: float = 180.0,
         on_considered: Callable[[Considered, float], None] | None = None,
         on_settled: Callable[[Settlement, float], None] | None = None,
         build: Callable[[str, Mapping[str, object], random.Random], Strategy] = build_strategy,
     ) -> None:
         self.models = ModelStats()
-        self.view = CacheView(ApproximateIndex(max_blocks), self.models, seed=seed, block_bytes=block_bytes)
+        self.view = CacheView(
+            ApproximateIndex(max_blocks),
+            self.models,
+            seed=seed,
+            block_bytes=block_bytes,
+            precise_blocks=precise_blocks,
+            worth=worth,
+        )
         self.fleet = Fleet(on_purge=self.view.purge)
         self.learner = Learner(self.models, self.view)
         self.ledger = Ledger(self.fleet, self.view, dead_after_s=dead_after_s, on_settled=self._settled)

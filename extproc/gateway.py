@@ -28,6 +28,7 @@ from extproc.edge.ext_proc import ExtProcServicer, StreamLimits
 from extproc.edge.grpc_server import GrpcServer
 from extproc.edge.guard_ticket import GUARD, ticket_for
 from extproc.edge.http_server import HttpServer
+from extproc.edge.kv_events import KvEvents
 from extproc.edge.live_config import LiveConfig
 from extproc.edge.logs import Logs, request_line
 from extproc.edge.loop_lag import LoopLag
@@ -46,6 +47,7 @@ from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.rejection import Rejection
 from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_streams
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
+from extproc.telemetry.kv_bindings import bind_kv_events
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
 
@@ -70,6 +72,8 @@ class Gateway:
             rng=random.Random(),
             seed=installation_seed(settings.state_dir),
             max_blocks=settings.index.max_blocks,
+            precise_blocks=settings.kv_events.max_blocks,
+            worth={"GPU": 1.0, **settings.kv_events.worth},
             block_bytes=settings.index.block_bytes,
             on_considered=self._considered,
             on_settled=self._settled,
@@ -111,6 +115,11 @@ class Gateway:
             on_result=lambda endpoint, reason, seconds: self.metrics.scraped(endpoint.key, reason),
         )
         self.guard = StreamGuard(self._guarded, self.clock)
+        self.kv_events = KvEvents(
+            self.core.fleet.endpoints,
+            self.core.view.ranks,
+            replay_timeout_s=settings.kv_events.replay_timeout,
+        )
         roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard})
         self.core.fleet.probed = True
         self.warm_up = WarmUp(
@@ -131,7 +140,14 @@ class Gateway:
         await self.live.start()
         await self.admin.start()
         await self.grpc.start()
-        for work in (self.live.run(), self.scraper.run(), self.warm_up.run(), self.lag.run(), self._housekeep()):
+        for work in (
+            self.live.run(),
+            self.scraper.run(),
+            self.kv_events.run(),
+            self.warm_up.run(),
+            self.lag.run(),
+            self._housekeep(),
+        ):
             self._tasks.append(asyncio.create_task(_watched(work)))
         await self.grpc.set_ready(True)
         settings = self.live.snapshot.settings
@@ -283,15 +299,17 @@ class Gateway:
         return bool(clusters.resources) or not clusters.names
 
     def _bind_metrics(self) -> None:
-        index = self.core.view.index
+        index, precise = self.core.view.index, self.core.view.precise
         bind_streams(self.metrics, self.ext_proc.counts)
         bind_guard(self.metrics, self.guard.counts)
         bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
+        bind_kv_events(self.metrics, self.core.view, self.kv_events, self.core.fleet.endpoints)
         decisions = self.decision_log
         self.metrics.bind("decision_log_dropped", lambda: decisions.dropped if decisions is not None else 0)
         self.metrics.bind_caches(
             {
                 "prefix_index": (lambda: index.entries, lambda: index.cap),
+                "precise_index": (lambda: precise.entries, lambda: precise.max_blocks),
                 "decisions": (lambda: len(self.ring), lambda: self.ring.capacity),
             }
         )

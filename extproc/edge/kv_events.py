@@ -5,6 +5,7 @@ Rules of this file:
 - a SUB socket a data-parallel rank. The engine's own ``GET /kv_event_sources`` tells how many ranks there are
   and where they replay; without it there is rank 0, at the declared ports. Ports are meant on the endpoint's
   host: rank ``r`` is at the declared port plus as much as the engine says it is from rank 0;
+- every connection after the first is told to the rank: an engine may have restarted, and messages are lost;
 - a replay has a DEALER socket of its own, closed when it ends or nothing came for ``replay_timeout_s``;
 - sockets are read when readable, on the event loop, in turns of a fraction of a millisecond: events wait,
   requests do not. What we cannot keep up with stays in ZeroMQ's queue, and is lost there if it grows too long:
@@ -65,6 +66,8 @@ class _Source:
     place: Place
     rank: Rank
     events: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    connected: bool = False
     replay: zmq.Socket[bytes] | None = None
     replay_heard_at: float = 0.0
 
@@ -158,7 +161,8 @@ class KvEvents:
         socket = self._socket(zmq.SUB)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         rank = self._ranks.add(endpoint.slot, name[1], can_replay=place.replay is not None)
-        source = _Source(name[0], endpoint.slot, name[1], place, rank, socket)
+        monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        source = _Source(name[0], endpoint.slot, name[1], place, rank, socket, monitor)
         self._sources[name] = source
         try:
             socket.connect(place.events)
@@ -167,12 +171,16 @@ class KvEvents:
                 "no KV events", extra={"endpoint": name[0], "address": place.events, "error": str(error)}
             )
         self._watch(source, socket)
+        self._watch(source, monitor)
         rank.begin()
         self._look(source)
 
     def _close(self, source: _Source) -> None:
         self._end_replay(source)
         self._unwatch(source.events)
+        self._unwatch(source.monitor)
+        source.events.disable_monitor()
+        source.monitor.close(linger=0)
         source.events.close(linger=0)
         del self._sources[source.key, source.number]
         if self._ranks.of(source.slot).get(source.number) is source.rank:
@@ -250,6 +258,10 @@ class KvEvents:
                 source.rank.message(int.from_bytes(frames[1], "big"), frames[2])
             else:
                 source.rank.counts.unreadable += 1
+        elif socket is source.monitor:
+            if source.connected:
+                source.rank.reconnected()
+            source.connected = True
         elif socket is source.replay:
             source.replay_heard_at = time.monotonic()
             number, payload = frames[-2:] if len(frames) >= 2 else (b"", b"")

@@ -11,7 +11,8 @@ there is no snapshot. "Take" means: in order, into the index. Rules of this file
               |                                      | replay, what came before is lost: take  | or PARTIAL
     REPLAYING | message                              | kept for the end of the replay          | REPLAYING
     REPLAYING | replayed, the expected number        | take                                    | REPLAYING
-    REPLAYING | first one replayed is above 0        | older ones have left the ring: take     | REPLAYING
+    REPLAYING | first one replayed is above 0, or    | older ones have left the ring: purge if | REPLAYING
+              | above the last one taken             | there were any; take                    |
     REPLAYING | replayed, a hole                     | left; ask again from the hole (3 times) | REPLAYING
     REPLAYING | replayed anew, but not what we took  | the engine restarted meanwhile: purge,  | REPLAYING
               | under this number                    | ask from 0                              |
@@ -19,7 +20,8 @@ there is no snapshot. "Take" means: in order, into the index. Rules of this file
               |                                      | asked for again or purges               | PARTIAL
     REPLAYING | no answer                            | purge if there is a hole; take          | PARTIAL
     REPLAYING | no answer, and nothing came          | as if there were no replay              | WAITING
-    REPLAYING | end, nothing was replayed or kept    | a new engine or a new life: purge       | LIVE
+    REPLAYING | end, nothing was replayed or kept    | from 0: a new engine                    | LIVE
+              |                                      | else it restarted: purge, ask from 0    | REPLAYING
     LIVE,     | the expected number                  | take                                    | same
     PARTIAL   | above it                             | ask from the last one taken             | REPLAYING
               | ... but the engine cannot replay     | purge; take                             | PARTIAL
@@ -27,6 +29,8 @@ there is no snapshot. "Take" means: in order, into the index. Rules of this file
               | last message, or made after the      | ask from 0                              | REPLAYING
               | newest                               |                                         |
               | below it otherwise                   | told by the replay before: dropped      | same
+    LIVE,     | connected again, the engine can      | ask from the last one taken             | REPLAYING
+    PARTIAL   | replay                               |                                         |
     any       | restart seen elsewhere (metrics)     | purge, ask from 0                       | REPLAYING
     any       | a batch that cannot be read          | it may have held removals               | PARTIAL
     PARTIAL   | AllBlocksCleared taken               | all that is held is known again         | LIVE
@@ -155,8 +159,13 @@ class Rank:
 
     def begin(self) -> None:
         """Connected for the first time."""
-        if self.can_replay:
+        if self.can_replay and self.state is State.WAITING:
             self._ask(0)
+
+    def reconnected(self) -> None:
+        """The connection broke and was made again: messages may be missing, and it may be another life."""
+        if self.can_replay and self.state in (State.LIVE, State.PARTIAL):
+            self._ask(max(self._next - 1, 0))
 
     def message(self, number: int, payload: bytes) -> None:
         """One message came by itself."""
@@ -171,17 +180,18 @@ class Rank:
         if self.state is not State.REPLAYING or self.wants is not None:
             return
         first, self._answered = not self._answered, True
+        if first and self._next and number != self._next - 1:
+            # The last one taken has left the ring, and with it perhaps more.
+            self._give_up(number)
+        elif first and self._next and xxh3_64_intdigest(payload) != self._digest:
+            self._restarted()
+            return
+        elif first and number > self._next:
+            self._give_up(number)
         if number == self._next:
-            self._take(number, payload)
-        elif number > self._next and first:
-            if self._next:
-                self._purge()
-            self._lost = True
             self._take(number, payload)
         elif number > self._next:
             self._hole = True
-        elif first and number == self._next - 1 and xxh3_64_intdigest(payload) != self._digest:
-            self._restarted()
 
     def replay_ended(self) -> None:
         """The replay is complete, as the engine says."""
@@ -287,10 +297,10 @@ class Rank:
             self.counts.duplicates += 1
             kept.popleft()
         if answered and not self._answered and not kept:
-            # Nothing was ever published: a new engine, or a new life of one that had published.
             if self._next:
-                self._purge()
-                self._next = 0
+                # It no longer knows the number we took last: another life.
+                self._restarted()
+                return
             self._lost = False
         elif self._hole or (kept and kept[0][0] > self._next):
             if answered and self._tries < _MAX_TRIES:

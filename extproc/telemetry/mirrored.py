@@ -59,6 +59,35 @@ MIRRORED = (
     ),
     Mirrored("log_streams_broken", "counter", "Access log streams that ended with an error."),
     Mirrored("attempts_failed", "counter", "Failed attempts.", ("endpoint", "reason")),
+    Mirrored(
+        "kv_events_ranks",
+        "gauge",
+        "Engine ranks that publish KV events, by what is known of them: waiting, replaying, live, partial.",
+        ("state",),
+    ),
+    Mirrored(
+        "kv_events_exact",
+        "gauge",
+        "1 where KV events tell all that the endpoint holds; 0 where the approximate index helps out.",
+        ("endpoint",),
+    ),
+    Mirrored("kv_events_messages", "counter", "KV event messages received, replays apart."),
+    Mirrored("kv_events_blocks", "counter", "Blocks that KV events told of, by what happened.", ("what",)),
+    Mirrored(
+        "kv_events_odd",
+        "counter",
+        "KV events not taken: unreadable or undecodable (alarm: an engine speaks an unknown dialect), unknown "
+        "(event types), and blocks: orphan, skipped (other attention kinds, sizes, media), no_room.",
+        ("why",),
+    ),
+    Mirrored("kv_events_gaps", "counter", "Messages found missing."),
+    Mirrored("kv_events_restarts", "counter", "Engine restarts seen in KV events or metrics."),
+    Mirrored("kv_events_replays", "counter", "Replays asked of engines, and those that failed.", ("what",)),
+    Mirrored(
+        "kv_events_behind_seconds",
+        "gauge",
+        "How long KV events have been waiting to be read without a pause.",
+    ),
     Mirrored("cache_entries", "gauge", "Entries of a bounded map.", ("cache",)),
     Mirrored("cache_cap", "gauge", "Most entries of a bounded map.", ("cache",)),
     Mirrored(

@@ -227,6 +227,20 @@ def test_an_engine_that_does_not_answer_is_partial_after_the_first_gap_only() ->
     assert link.matched(PROMPT) == 6
 
 
+def test_a_restart_behind_a_broken_connection_is_found_at_once() -> None:
+    link = connected()
+    for start in range(5):
+        link.engine.prompt([50 + start] * 8)
+    link.settle()
+    link.engine.restart()
+    link.engine.prompt(PROMPT)
+    link.lose()
+    link.rank.reconnected()
+    link.settle()
+    assert link.rank.exact
+    assert (link.matched([50] * 8), link.matched(PROMPT)) == (0, 6)
+
+
 def test_restart_told_by_the_metrics_purges_and_asks_again() -> None:
     link = connected()
     link.engine.prompt(PROMPT)
@@ -252,6 +266,7 @@ _steps = st.lists(
         st.tuples(st.just("deliver"), st.integers(1, 3)),
         st.tuples(st.just("replay"), st.just(0)),
         st.tuples(st.just("no answer"), st.just(0)),
+        st.tuples(st.just("reconnect"), st.just(0)),
         st.tuples(st.just("step"), st.just(0)),
     ),
     max_size=40,
@@ -292,6 +307,8 @@ def test_whatever_happens_an_exact_rank_equals_the_engine(
             link.deliver(number)
         elif what == "replay":
             link.replay()
+        elif what == "reconnect":
+            link.rank.reconnected()
         elif what == "no answer":
             link.rank.wants = None
             link.rank.replay_failed()
