@@ -16,6 +16,9 @@ from extproc.kvcache.view import CacheView
 from extproc.learning import Learner
 from extproc.ledger import Ledger, Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
+from extproc.release.releases import Releases
+from extproc.release.rollout import Event
+from extproc.release.shadow import Shadows
 from extproc.routing.match import Router
 from extproc.routing.pool import Pool
 from extproc.scheduling.registry import build as build_strategy
@@ -41,6 +44,7 @@ class Core:
         dead_after_s: float = 180.0,
         on_considered: Callable[[Considered, float], None] | None = None,
         on_settled: Callable[[Settlement, float], None] | None = None,
+        on_released: Callable[[Event], None] = lambda event: None,
         build: Callable[[str, Mapping[str, object], random.Random], Strategy] = build_strategy,
     ) -> None:
         self.models = ModelStats()
@@ -59,6 +63,9 @@ class Core:
             self.fleet, self.ledger, self.view, self.models, rng, on_considered, build
         )
         self.admission = Admission(self.fleet, self.dispatcher, self.models)
+        self.releases = Releases(self._has_version, on_released)
+        self.dispatcher.version_for = self.releases.version_for
+        self.shadows = Shadows()
         self._on_settled = on_settled
         self._prior_rates: Mapping[str, float] = {}
 
@@ -94,10 +101,17 @@ class Core:
             self.view.fit(endpoint, endpoint.spec.models[0] if endpoint.spec.models else "")
         self.view.drain()
         self.admission.poll(now)
+        self.releases.tick(now)
+        self.shadows.tick(now)
         self.ledger.forget(self.fleet.endpoints)
+
+    def _has_version(self, pool: str, version: str) -> bool:
+        return any(endpoint.spec.version == version for endpoint in self.fleet.pool(pool))
 
     def _settled(self, settlement: Settlement, now: float) -> None:
         self.learner.learn(settlement, now)
         self.admission.settled(settlement, now)
+        self.releases.settled(settlement)
+        self.shadows.settled(settlement)
         if self._on_settled is not None:
             self._on_settled(settlement, now)

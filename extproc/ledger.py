@@ -61,6 +61,8 @@ class Lease:
     started: bool = False
     """The first token is known to have come."""
     attempts: int = 1
+    arm: str = ""
+    """Version that a running release chose for this request; empty: no release, or a tester's own choice."""
     adopted: bool = False
     """Decided by an earlier process of ours: nothing is known of its prompt."""
     blamed: Endpoint | None = None

@@ -71,6 +71,10 @@ class Dispatcher:
         self.view = view
         self.models = models
         self.on_considered = on_considered
+        self.version_for: Callable[[str, str, Mapping[str, str]], tuple[str, str] | None] = (
+            lambda pool, key, headers: None
+        )
+        """(pool, sticky key, headers) -> version and arm, where a release rules; goes before weights of routes."""
         self._rng = rng
         self._build = build
         self._router = Router({})
@@ -114,7 +118,7 @@ class Dispatcher:
         """Choose, open the lease. ``room`` bounds the choice; None is returned when only room is missing."""
         request, tenant, pool = ticket.request, ticket.tenant, match.pool
         model = match.splice or request.model or ""
-        version = _pick_version(match.route, request) if match.route.weights else None
+        version, arm = self._version(pool.name, match.route, request)
         configured = match.adapter in pool.adapters  # then every endpoint of the pool can load it
         usable, removed = eligible(
             self.fleet.pool(pool.name),
@@ -155,6 +159,7 @@ class Dispatcher:
             now,
             pool=pool.name,
             version=first.endpoint.spec.version,
+            arm=arm,
             model=model,
             tenant=tenant.name,
             route=match.route.name,
@@ -174,6 +179,13 @@ class Dispatcher:
         self._report(request, tenant, match, name, strategy, query, ranked, removed, decision, None, now)
         self.ledger.open(lease, now)
         return decision
+
+    def _version(self, pool: str, route: Route, request: InferenceRequest) -> tuple[str | None, str]:
+        """The version to take, None for any, and the arm of a release that the request counts for."""
+        released = self.version_for(pool, _sticky(request), request.head.headers)
+        if released is not None:
+            return released
+        return (_pick_version(route, request) if route.weights else None), ""
 
     def _query(self, request: InferenceRequest, model: str, adapter: str, look: Look) -> Query:
         return Query(
@@ -215,7 +227,7 @@ class Dispatcher:
 def _pick_version(route: Route, request: InferenceRequest) -> str:
     names = sorted(route.weights)
     total = sum(route.weights.values())
-    key = request.session or request.user or request.id
+    key = _sticky(request)
     point = xxhash.xxh3_64_intdigest(f"{route.name}\0{key}".encode()) / 2**64 * total
     for name in names:
         point -= route.weights[name]
@@ -227,6 +239,10 @@ def _pick_version(route: Route, request: InferenceRequest) -> str:
 def _others(ranked: Sequence[Choice], count: int) -> list[Choice]:
     first = ranked[0].endpoint
     return [choice for choice in ranked[1:] if choice.endpoint is not first][:count]
+
+
+def _sticky(request: InferenceRequest) -> str:
+    return request.session or request.user or request.id
 
 
 def _strategy_of(pool: Pool, route: Route | None) -> tuple[tuple[str, str, str], str, Mapping[str, object]]:

@@ -26,6 +26,7 @@ def crosscheck(
         *_pools(settings, clusters, pools, document),
         *_ambiguous_models(settings, pools, document),
         *_routes(settings, clusters, pools, document),
+        *_releases(settings, clusters, pools, document),
         *_strategies(settings, document),
         *_sockets(settings, document),
         *crosscheck_traffic(settings, _versions(clusters), pools, document),
@@ -79,6 +80,39 @@ def _pools(
             ("default_pool",),
             f"there is no pool `{settings.default_pool}`{_instead(settings.default_pool, pools)}",
         )
+
+
+def _releases(
+    settings: Settings, clusters: Clusters, pools: Mapping[str, Pool], document: Document
+) -> Iterator[Problem]:
+    """Releases between versions that exist, shadows that lead elsewhere."""
+    for name, said in settings.pools.items():
+        at: NodePath = ("pools", name)
+        if said.release is not None:
+            versions = sorted({spec.version for spec in clusters.endpoints if spec.pool == name} - {""})
+            for role in ("baseline", "candidate"):
+                version = getattr(said.release, role)
+                if version not in versions:
+                    yield document.problem(
+                        (*at, "release", role),
+                        f"no cluster of pool `{name}` has version `{version}` in its metadata"
+                        + _instead(version, versions),
+                        fatal=False,
+                    )
+            for place, route in enumerate(settings.routes):
+                if route.pool == name and route.weights:
+                    yield document.problem(
+                        ("routes", place, "weights"),
+                        f"pool `{name}` has a release, which splits its versions; these weights are not used",
+                        fatal=False,
+                    )
+        if said.shadow is not None and said.shadow.pool == name:
+            yield document.problem((*at, "shadow", "pool"), "the copies must go to another pool")
+        elif said.shadow is not None and said.shadow.pool not in pools:
+            yield document.problem(
+                (*at, "shadow", "pool"),
+                f"there is no pool `{said.shadow.pool}`{_instead(said.shadow.pool, pools)}",
+            )
 
 
 def _ambiguous_models(settings: Settings, pools: Mapping[str, Pool], document: Document) -> Iterator[Problem]:

@@ -19,6 +19,8 @@ from extproc.config.schema.base import (
     wrong,
 )
 from extproc.config.schema.guard import GuardSettings
+from extproc.config.schema.release import ReleaseSettings
+from extproc.config.schema.shadow import ShadowSettings
 from extproc.config.schema.knowledge import Disaggregation
 from extproc.config.schema.traffic import Secret, TrafficLimit
 
@@ -65,6 +67,10 @@ class PoolSettings(Section):
     warm_up: WarmUp = ()
     """System prompts that a new endpoint computes before it gets requests, so that the first users find them in its
     cache. Each is sent straight to the engine, for one token."""
+    release: ReleaseSettings | None = None
+    """A new version of this pool takes over in steps; `null`: none."""
+    shadow: ShadowSettings | None = None
+    """Copies of some requests go to another pool, to compare; `null`: none."""
 
 
 class MatchSettings(Section):

@@ -22,6 +22,7 @@ from extproc.config.schema.operation import (
     Scrape,
 )
 from extproc.config.schema.pools import Pools, Routes
+from extproc.config.schema.release import Releases
 from extproc.config.schema.traffic import IdentitySettings, RateLimits, Tenants, Tiers
 
 
@@ -74,6 +75,8 @@ class Settings(Section):
     """Conversations that name themselves."""
     decisions: Decisions = Decisions()
     """Records of decisions."""
+    releases: Releases = Releases()
+    """Who is told of releases."""
     responses: Responses = Responses()
     """What clients are told."""
     logging: Logging = Logging()
