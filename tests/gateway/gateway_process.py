@@ -71,11 +71,15 @@ class Extproc:
         """Wait until the admin page says ready."""
 
         async def answers() -> bool:
+            assert self.child.alive, f"extproc ended:\n{self.child.tail(30)}"
             with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
                 return bool((await self.get("/readyz"))["ready"])
             return False
 
-        await until(answers, deadline_s, f"extproc ready:\n{self.child.tail()}")
+        try:
+            await until(answers, deadline_s, "extproc ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its log:\n{self.child.tail(30)}") from error
 
     async def rss_mb(self) -> float:
         """Resident memory of the process."""

@@ -51,8 +51,8 @@ SETTINGS = {
         "pool": {"aliases": {"alias": "m"}, "strategy": "round-robin"},
         "frail": {"aliases": {"frail-alias": "frail"}, "strategy": "round-robin"},
     },
-    # The dead one stays the first choice of every second request.
-    "health": {"failures": 10_000},
+    # The dead one stays the first choice of every second request, and the busy one hardly rests.
+    "health": {"failures": 10_000, "busy_backoff": 0.01, "max_busy_backoff": 0.01},
 }
 
 

@@ -48,7 +48,8 @@ def settings(failures: int) -> dict[str, Any]:
     return {
         "default_pool": "trio",
         "pools": {name: {"strategy": "round-robin", "fallbacks": 3} for name in pools},
-        "health": {"failures": failures},
+        # Busy ones hardly rest: each is seen to be asked first.
+        "health": {"failures": failures, "busy_backoff": 0.01, "max_busy_backoff": 0.01},
     }
 
 
