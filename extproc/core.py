@@ -80,9 +80,13 @@ class Core:
         pools: Mapping[str, Pool] = router.pools
         self._prior_rates = {name: pool.prefill_rate for name, pool in pools.items()}
         changed = self.fleet.apply(specs, self._prior_rates)
-        self.dispatcher.install(router)
-        self.admission.install(rules or AdmissionRules(), now)
+        self.rule(router, rules or AdmissionRules(), now)
         return changed
+
+    def rule(self, router: Router, rules: AdmissionRules, now: float) -> None:
+        """Take over routes and rules; endpoints stay."""
+        self.dispatcher.install(router)
+        self.admission.install(rules, now)
 
     def take(self, event: End | Renewal | FailedAttempt, now: float) -> None:
         """One event of the access log."""

@@ -25,6 +25,7 @@ from extproc.edge.decision_log import DecisionLog
 from extproc.edge.engine_access import EngineAccess
 from extproc.edge.envoy_admin import EnvoyAdmin
 from extproc.edge.ext_proc import ExtProcServicer, StreamLimits
+from extproc.edge.gatekeeper import Gatekeeper, Hold
 from extproc.edge.grpc_server import GrpcServer
 from extproc.edge.guard_ticket import GUARD, ticket_for
 from extproc.edge.http_server import HttpServer
@@ -40,11 +41,12 @@ from extproc.edge.state_dir import installation_seed
 from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
 from extproc.edge.stream_roles import GUARD_ROLE, StreamRoles
 from extproc.edge.warmup import WarmUp, WarmUpSettings
-from extproc.fleet.endpoint import EndpointSpec
+from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.health import HealthPolicy
 from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.rejection import Rejection
+from extproc.routing.tenant import Tenant
 from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_streams
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.kv_bindings import bind_kv_events
@@ -93,9 +95,13 @@ class Gateway:
             idle=self._removed_are_idle,
             on_reload=lambda generation, taken: self.metrics.reloaded(generation, applied=taken),
         )
+        self.gatekeeper = Gatekeeper(
+            self.core, lambda: self.live.snapshot, settings.state_dir, clock=self.clock
+        )
         self.own = OwnAnswers(lambda: self.live.snapshot.model_names(), self.ready)
         self.access_log = AccessLogServicer(self._event, self.clock)
         self.ext_proc = ExtProcServicer(
+            identify=self.gatekeeper.identify,
             decide=self._decide_with_words,
             reply=self.own.reply,
             on_rejected=self._rejected,
@@ -112,7 +118,7 @@ class Gateway:
             self.core.fleet,
             ScrapeSettings(settings.scrape.interval, settings.scrape.timeout, settings.scrape.max_bytes),
             access=self.engine_access,
-            on_result=lambda endpoint, reason, seconds: self.metrics.scraped(endpoint.key, reason),
+            on_result=self._scraped,
         )
         self.guard = StreamGuard(self._guarded, self.clock)
         self.kv_events = KvEvents(
@@ -137,6 +143,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen, publish, begin to watch and scrape. Raises OSError when an address or folder cannot be used."""
+        self.gatekeeper.restore()
         await self.live.start()
         await self.admin.start()
         await self.grpc.start()
@@ -147,6 +154,7 @@ class Gateway:
             self.warm_up.run(),
             self.lag.run(),
             self._housekeep(),
+            self.gatekeeper.run(),
         ):
             self._tasks.append(asyncio.create_task(_watched(work)))
         await self.grpc.set_ready(True)
@@ -163,6 +171,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.gatekeeper.close()
         await self.admin.stop()
         if self.envoy_admin is not None:
             await self.envoy_admin.close()
@@ -186,16 +195,19 @@ class Gateway:
                 return
             await asyncio.sleep(0.05)
 
-    async def _decide(self, request: InferenceRequest) -> Decision | Rejection:
-        return self.core.dispatcher.decide(request, self.clock())
-
-    async def _decide_with_words(self, request: InferenceRequest) -> Decision | Rejection:
-        decided = await self._decide(request)
+    async def _decide_with_words(
+        self, request: InferenceRequest, tenant: Tenant, hold: Hold
+    ) -> Decision | Rejection:
+        decided = await self.gatekeeper.decide(request, tenant, hold)
         if isinstance(decided, Decision) and decided.route.guard is not None:
             ticket = ticket_for(decided.route.guard, request)
             if ticket is not None:
                 decided.headers += ((GUARD, ticket.header()),)
         return decided
+
+    def _scraped(self, endpoint: Endpoint, reason: str, seconds: float) -> None:
+        self.metrics.scraped(endpoint.key, reason)
+        self.gatekeeper.capacity_changed()
 
     def _guarded(self, request_id: str, word: str) -> None:
         """The guard ended a stream, or kept it alive. Envoy's record of a stream cut for silence says success."""
@@ -251,7 +263,13 @@ class Gateway:
 
     def _install(self, snapshot: Snapshot, specs: tuple[EndpointSpec, ...]) -> None:
         self.core.fleet.rule(health_policy(snapshot.settings.health))
-        self.core.install(snapshot.router, specs)
+        retries = self.core.ledger.retries
+        retries.rule(snapshot.settings.retries.budget, float(snapshot.settings.retries.burst))
+        retries.forget(snapshot.pools)
+        router, rules = self.gatekeeper.rules(snapshot)
+        self.core.install(router, specs, rules, self.clock())
+        self.answers.tenants = snapshot.identity.enabled
+        self.answers.upstream_keys = snapshot.upstream_keys
         self.metrics.models.know(frozenset(name for name, _ in snapshot.model_names()))
         self.engine_access.install(snapshot.clusters.tls)
         self.answers.forget()

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from extproc.api.request import Api
 from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.fleet import Fleet
+from extproc.fleet.retry_budget import RetryBudget
 from extproc.kvcache.view import CacheView, Claim, Look
 from extproc.limits.limiter import Meter, Reserved
 from extproc.outcome import End, FailedAttempt, Outcome, Renewal, Usage, classify
@@ -65,6 +66,8 @@ class Lease:
     """Version that a running release chose for this request; empty: no release, or a tester's own choice."""
     adopted: bool = False
     """Decided by an earlier process of ours: nothing is known of its prompt."""
+    retry_busy: bool = False
+    """Envoy may send it again on a busy answer: the pool's retry budget allowed it."""
     blamed: Endpoint | None = None
     """The endpoint whose failure or busy answer on this request health has already heard."""
     generation: int = 0
@@ -119,6 +122,7 @@ class Ledger:
     ) -> None:
         self.leases: dict[str, Lease] = {}
         self.counts = LedgerCounts()
+        self.retries = RetryBudget()
         self.on_settled = on_settled
         self._fleet = fleet
         self._view = view
@@ -149,7 +153,11 @@ class Ledger:
             if blamed is not endpoint:
                 _tell_health(endpoint, outcome, reason, now)
         if lease is None:
+            if endpoint is not None and reason == "connect_failure" and event.request_id in self._closed:
+                self.retries.refund(endpoint.spec.pool)
             return
+        if lease.fallbacks and lease.retry_busy and reason != "connect_failure":
+            self.retries.spend(lease.pool)
         if _speaks(outcome, reason):
             lease.blamed = endpoint
         lease.attempts += 1
@@ -193,7 +201,11 @@ class Ledger:
                 if served_by is not None:
                     _tell_health(served_by, outcome, reason, now)
             return None
-        lease.attempts = max(lease.attempts, event.attempts)
+        if event.attempts > lease.attempts:
+            # Records of attempts that are still to come: taken for busy answers until they say otherwise.
+            if lease.retry_busy:
+                self.retries.spend(lease.pool, event.attempts - lease.attempts)
+            lease.attempts = event.attempts
         if served_by is not None and served_by is not lease.endpoint:
             self._move(lease, served_by, now)
         if event.ttft_s is not None and outcome is not Outcome.FAILURE and not lease.started:

@@ -386,7 +386,8 @@ class Admission:
         if ticket.meters:
             for meter in ticket.meters:
                 meter.running += 1
-            decision.response = rate_headers(ticket.meters, now)
+            told = ticket.reserved.headers if ticket.reserved is not None else None
+            decision.response = rate_headers(ticket.meters, now) if told is None else told
         ticket.answer = decision
 
     def _refuse(self, ticket: Ticket, rejection: Rejection, now: float) -> Ticket:

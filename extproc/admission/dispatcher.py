@@ -3,7 +3,8 @@
 Rules of this file:
 
 - the lease is opened in the same step as the choice, so that the next decision already sees it;
-- fallbacks are the next best endpoints, other machines than the first, never ones that health excludes unless all are;
+- fallbacks are the next best endpoints, other machines than the first; where there are not enough, those that rest or are
+  on trial; never ones whose circuit is open, unless all are;
 - a version is picked before the endpoint, sticky by session, by the weights of the route; a version with no usable
   endpoint gives its share to the others;
 - strategies keep state, so they live as long as their configuration does not change.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import xxhash
 
@@ -148,7 +150,7 @@ class Dispatcher:
         candidates = [Candidate(endpoint, held.get(endpoint.slot, 0)) for endpoint in usable]
         ranked = strategy.rank(query, candidates, now)
         first = ranked[0]
-        chosen = [first, *_others(ranked, pool.fallbacks)]
+        chosen = [first, *_others(ranked, removed, pool.fallbacks, now)]
         self._tick += 1
         first.endpoint.tick = self._tick
         if query.adapter:
@@ -170,6 +172,7 @@ class Dispatcher:
             uncached_tokens=max(query.prompt_tokens - first.matched_tokens, 0),
             output_tokens=query.output_tokens,
             fallbacks=tuple(choice.endpoint for choice in chosen[1:]),
+            retry_busy=len(chosen) > 1 and self.ledger.retries.request(pool.name),
             look=look,
             meters=ticket.meters,
             reserved=ticket.reserved,
@@ -236,9 +239,15 @@ def _pick_version(route: Route, request: InferenceRequest) -> str:
     return names[-1]
 
 
-def _others(ranked: Sequence[Choice], count: int) -> list[Choice]:
+def _others(
+    ranked: Sequence[Choice], removed: Sequence[tuple[Endpoint, str]], count: int, now: float
+) -> list[Choice]:
     first = ranked[0].endpoint
-    return [choice for choice in ranked[1:] if choice.endpoint is not first][:count]
+    found = [choice for choice in ranked[1:] if choice.endpoint is not first][:count]
+    if len(found) < count and removed:
+        spare = (e for e, word in removed if word == "excluded" and not e.health.excluded(now))
+        found.extend(Choice(endpoint) for endpoint in islice(spare, count - len(found)))
+    return found
 
 
 def _sticky(request: InferenceRequest) -> str:

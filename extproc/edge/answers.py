@@ -1,13 +1,15 @@
 """Decisions and rejections as ext_proc messages.
 
-What Envoy is told of a decision: one cluster group an attempt in ``envoy.lb:priority_groups``, the addresses of listed endpoints in ``envoy.lb:x-gateway-destination-endpoint`` (consumed one an attempt by clusters with
-the ``override_host`` policy), the same list and the first cluster's name in headers, and how often it may retry.
-All of that depends on the endpoints only, so the finished message is kept and reused.
+What Envoy is told of a decision: one cluster group an attempt in ``envoy.lb:priority_groups``, the addresses of listed
+endpoints in ``envoy.lb:x-gateway-destination-endpoint`` (consumed one an attempt by clusters with the ``override_host``
+policy), the same list and the first cluster's name in headers, how often it may retry, and whether on a busy answer (503)
+too: Envoy adds ``x-envoy-retry-on`` to what its route says.
+All of that depends on the endpoints and the retry budget only, so the finished message is kept and reused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cachetools import LRUCache
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
@@ -17,11 +19,14 @@ from extproc.api import errors
 from extproc.api.request import Dialect
 from extproc.api.splice import splice
 from extproc.fleet.endpoint import Endpoint
+from extproc.routing.identity import CREDENTIALS
 from extproc.routing.rejection import Rejection
 
 CLUSTER = "x-gateway-cluster"
 DESTINATION = "x-gateway-destination-endpoint"
 _MAX_RETRIES = "x-envoy-max-retries"
+_RETRY_ON = "x-envoy-retry-on"
+_RETRIABLE_STATUS = "x-envoy-retriable-status-codes"
 
 
 class Answers:
@@ -30,29 +35,50 @@ class Answers:
     def __init__(self, response_headers: Sequence[str] = ()) -> None:
         self.response_headers = frozenset(response_headers)
         """Which of endpoint, pool, id Envoy shall add to responses."""
+        self.tenants = False
+        """Clients send keys, which no engine shall see."""
+        self.upstream_keys: Mapping[str, str] = {}
+        """Pool -> key that its engines want."""
         self._known: LRUCache[object, tuple[ep.CommonResponse, ep.ProcessingResponse]] = LRUCache(4096)
 
     def decision(self, decision: Decision) -> tuple[ep.CommonResponse, ep.ProcessingResponse]:
         """Header mutation, and a response that carries the dynamic metadata."""
         endpoints = [choice.endpoint for choice in decision.choices]
-        key = (decision.pool.name, *(id(endpoint.spec) for endpoint in endpoints))
+        retried_on = _retried_on(decision)
+        key = (decision.pool.name, retried_on, *(id(endpoint.spec) for endpoint in endpoints))
         known = self._known.get(key)
         if known is None:
-            known = (_mutation(endpoints), self._metadata(decision, endpoints))
+            mutation = _mutation(endpoints, retried_on)
+            self._credentials(mutation, decision.pool.name)
+            known = (mutation, self._metadata(decision, endpoints))
             self._known[key] = known
         mutation, template = known
         if decision.headers:
             mutation = _with_headers(mutation, decision.headers)
-        if "id" not in self.response_headers:
+        if not ("id" in self.response_headers or decision.response or decision.fallback):
             return mutation, template
         metadata = ep.ProcessingResponse()
         metadata.CopyFrom(template)
-        metadata.dynamic_metadata["gateway"]["id"] = decision.lease.id
+        words = metadata.dynamic_metadata["gateway"]
+        if "id" in self.response_headers:
+            words["id"] = decision.lease.id
+        if decision.fallback:
+            words["fallback"] = decision.fallback
+        for name, value in decision.response:
+            words[name] = value
         return mutation, metadata
 
     def forget(self) -> None:
         """Endpoints changed: drop what was built from them (keys are object ids, which may be used again)."""
         self._known.clear()
+
+    def _credentials(self, mutation: ep.CommonResponse, pool: str) -> None:
+        """The client's key does not go on; the engines' own does."""
+        if self.tenants:
+            mutation.header_mutation.remove_headers.extend(CREDENTIALS)
+        key = self.upstream_keys.get(pool)
+        if key is not None:
+            _set(mutation, "authorization", f"Bearer {key}")
 
     def _metadata(self, decision: Decision, endpoints: Sequence[Endpoint]) -> ep.ProcessingResponse:
         out = ep.ProcessingResponse()
@@ -129,11 +155,22 @@ def _listed(endpoints: Sequence[Endpoint]) -> str:
     return ",".join(endpoint.spec.address for endpoint in endpoints if endpoint.spec.listed)
 
 
-def _mutation(endpoints: Sequence[Endpoint]) -> ep.CommonResponse:
+def _retried_on(decision: Decision) -> str:
+    """On what Envoy may try again beside connections that could not be made, which its route says."""
+    if not decision.lease.retry_busy:
+        return ""
+    # A guarded client has nothing of the reply before its first token: a reset until then may be tried elsewhere.
+    return "retriable-status-codes,reset" if decision.route.guard is not None else "retriable-status-codes"
+
+
+def _mutation(endpoints: Sequence[Endpoint], retried_on: str) -> ep.CommonResponse:
     out = ep.CommonResponse(clear_route_cache=True)
     _set(out, CLUSTER, endpoints[0].spec.cluster)
     _set(out, DESTINATION, _listed(endpoints) or endpoints[0].spec.address)
     _set(out, _MAX_RETRIES, str(len(endpoints) - 1))
+    if retried_on:
+        _set(out, _RETRY_ON, retried_on)
+        _set(out, _RETRIABLE_STATUS, "503")
     return out
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Any
 
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
@@ -78,6 +79,8 @@ class Exchange:
         self.body: bytes | None = None
         self.authority = ""
         self.stay = stay
+        self.metadata: Any = None
+        """Envoy's metadata context as it came with the headers; None: it sent none."""
         self.response_seen = False
         """The response phase began: the request was sent."""
         self._new_id = new_id
@@ -133,6 +136,15 @@ class Exchange:
         out.request_headers.response.MergeFrom(mutation)
         return [out, *([_CONTINUE_BODY] * self._pending_bodies)]
 
+    def hold(self, seconds: float) -> list[ep.ProcessingResponse]:
+        """Ask Envoy to wait so long for :meth:`answer`. Once only: Envoy ignores a second one and times out (504). In
+        full duplex it waits without a bound anyway."""
+        if self._mode == _DUPLEX:
+            return []
+        out = ep.ProcessingResponse()
+        out.override_message_timeout.FromMilliseconds(int(seconds * 1000))
+        return [out]
+
     def refuse(self, immediate: ep.ProcessingResponse) -> list[ep.ProcessingResponse]:
         """An immediate response ends the request in any state."""
         self.state = State.DONE
@@ -142,6 +154,8 @@ class Exchange:
         if message.HasField("protocol_config"):
             self._mode = message.protocol_config.request_body_mode
             self._response_mode = message.protocol_config.response_body_mode
+        if message.HasField("metadata_context"):
+            self.metadata = message.metadata_context
         headers = message.request_headers
         self.head = self._read_head(headers.headers.headers)
         early = message.protocol_config.send_body_without_waiting_for_header_response

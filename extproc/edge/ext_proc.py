@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
@@ -24,9 +25,11 @@ from extproc.api.paths import classify
 from extproc.api.request import Dialect, InferenceRequest, RequestHead
 from extproc.edge import answers
 from extproc.edge.exchange import Exchange, State
+from extproc.edge.gatekeeper import Hold
 from extproc.edge.stream_feedback import StreamFeedback
 from extproc.ledger import Ledger
 from extproc.routing.rejection import Rejection, internal
+from extproc.routing.tenant import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +60,15 @@ class StreamCounts:
 
 
 class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
-    """One instance serves all streams. ``decide`` may wait (a queue); ``reply`` answers what we serve ourselves."""
+    """One instance serves all streams. ``identify`` says who asks, ``decide`` may wait (a queue), ``reply`` answers what
+    we serve ourselves."""
 
     def __init__(
         self,
         *,
-        decide: Callable[[InferenceRequest], Awaitable[Decision | Rejection]],
-        reply: Callable[[RequestHead], ep.ProcessingResponse | None],
+        identify: Callable[[RequestHead, Any], Tenant | Rejection],
+        decide: Callable[[InferenceRequest, Tenant, Hold], Awaitable[Decision | Rejection]],
+        reply: Callable[[RequestHead, Tenant | Rejection], ep.ProcessingResponse | None],
         on_rejected: Callable[[InferenceRequest | None, Rejection], None],
         ledger: Ledger,
         answers: answers.Answers,
@@ -73,6 +78,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
     ) -> None:
         self.counts = StreamCounts()
         self.limits = limits
+        self._identify = identify
         self._decide = decide
         self._reply = reply
         self._on_rejected = on_rejected
@@ -142,23 +148,36 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                     )
                     return
             if exchange.state is State.DECIDING:
-                for out in await self._answer(exchange, visit):
+                for out in await self._answer(exchange, visit, context):
                     await context.write(out)
                 visit.answered = True
                 self._release(visit)
             if exchange.state is State.DONE:
                 return
 
-    async def _answer(self, exchange: Exchange, visit: _Visit) -> list[ep.ProcessingResponse]:
+    async def _answer(
+        self,
+        exchange: Exchange,
+        visit: _Visit,
+        context: grpc.aio.ServicerContext[ep.ProcessingRequest, ep.ProcessingResponse],
+    ) -> list[ep.ProcessingResponse]:
         head = exchange.head
         assert head is not None
-        own = self._reply(head)
+        tenant = self._identify(head, exchange.metadata)
+        own = self._reply(head, tenant)
         if own is not None:
             return exchange.refuse(own)
+        if isinstance(tenant, Rejection):
+            return exchange.refuse(self._refused(None, tenant, _dialect(head)))
+
+        async def hold(seconds: float) -> None:
+            for out in exchange.hold(seconds):
+                await context.write(out)
+
         request: InferenceRequest | None = None
         try:
             request = await _read(head, exchange.body, self.limits.max_plain_bytes)
-            decided = await self._decide(request)
+            decided = await self._decide(request, tenant, hold)
         except BadRequest as error:
             decided = error.rejection
         if isinstance(decided, Rejection):

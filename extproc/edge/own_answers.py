@@ -11,7 +11,8 @@ from extproc.api import models
 from extproc.api.paths import model_id, own_answer
 from extproc.api.request import Api, Dialect, RequestHead
 from extproc.edge import answers
-from extproc.routing.rejection import model_not_found
+from extproc.routing.rejection import Rejection, model_not_found
+from extproc.routing.tenant import Tenant
 
 _JSON = (("content-type", "application/json"),)
 
@@ -26,23 +27,26 @@ class OwnAnswers:
         self._ready = ready
         self._created = int(time.time())
 
-    def reply(self, head: RequestHead) -> ep.ProcessingResponse | None:
-        """The answer, or None for a request that an engine must answer."""
+    def reply(self, head: RequestHead, tenant: Tenant | Rejection) -> ep.ProcessingResponse | None:
+        """The answer, or None for a request that an engine must answer. Health is nobody's secret; models are those that
+        the tenant may use."""
         api = own_answer(head.method, head.path)
         if api is None:
             return None
         if api is Api.HEALTH:
             return self._health()
-        return self._models(head)
+        anthropic = models.wants_anthropic(head.headers)
+        if isinstance(tenant, Rejection):
+            return answers.rejection(tenant, Dialect.ANTHROPIC if anthropic else Dialect.OPENAI)
+        return self._models(head, tenant, anthropic=anthropic)
 
     def _health(self) -> ep.ProcessingResponse:
         ready, why = self._ready()
         body = b'{"status":"ok"}' if ready else f'{{"status":"unavailable","reason":"{why}"}}'.encode()
         return answers.immediate(200 if ready else 503, body, _JSON, "gateway_health")
 
-    def _models(self, head: RequestHead) -> ep.ProcessingResponse:
-        names = self._names()
-        anthropic = models.wants_anthropic(head.headers)
+    def _models(self, head: RequestHead, tenant: Tenant, *, anthropic: bool) -> ep.ProcessingResponse:
+        names = [(name, pool) for name, pool in self._names() if tenant.may_use(name)]
         wanted = model_id(head.path)
         if wanted is None:
             listing = models.anthropic_listing if anthropic else models.listing

@@ -8,6 +8,7 @@ longest unused goes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PRIOR_WEIGHT = 4
@@ -70,6 +71,21 @@ class ModelStats:
         if output_tokens is not None and output_tokens >= 0:
             entry.answers = min(entry.answers + 1, _MEMORY)
             entry.output_tokens += (min(output_tokens, 1_000_000) - entry.output_tokens) / entry.answers
+
+    def state(self) -> dict[str, tuple[float, float, int, int]]:
+        """What was learnt, to be written down."""
+        return {
+            name: (known.bytes_per_token, known.output_tokens, known.prompts, known.answers)
+            for name, known in self._models.items()
+        }
+
+    def restore(self, state: Mapping[str, tuple[float, float, int, int]]) -> None:
+        """What :meth:`state` gave, before a restart. Nonsense is left out."""
+        for name, (size, tokens, prompts, answers) in state.items():
+            if 0.5 <= size <= 16.0 and 0.0 <= tokens <= 1e6 and len(self._models) < self._max_models:
+                self._models[name] = _Model(
+                    size, tokens, min(max(prompts, 1), _MEMORY), min(max(answers, 1), _MEMORY)
+                )
 
     def _entry(self, model: str) -> _Model:
         entry = self._models.get(model)

@@ -84,6 +84,11 @@ class Reserved(Protocol):
         """Tokens that were reserved."""
         ...
 
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...] | None:
+        """Headers for the client, where the store made them; None: they are made of the meters."""
+        ...
+
     def settle(self, used: float, now: float) -> None:
         """The request was served and used this many tokens."""
         ...
@@ -102,6 +107,7 @@ class Reservation:
     limiter: Limiter
     day: int
     open: bool = True
+    headers: None = None
 
     def settle(self, used: float, now: float) -> None:
         """Correct the tokens to what was used."""
