@@ -154,6 +154,13 @@ def test_consistent_hash_passes_over_an_endpoint_with_more_than_its_share() -> N
     assert max(counts.values()) <= 33
 
 
+def test_consistent_hash_keeps_a_session_on_an_idle_fleet_whose_last_request_is_not_yet_accounted() -> None:
+    strategy, endpoints = made("consistent-hash", bound=1.25), fleet(4)
+    first = choose(strategy, endpoints, query(affinity_key="session"), 1)
+    assert first.leases == 1
+    assert choose(strategy, endpoints, query(affinity_key="session"), 1) is first
+
+
 def test_queue_depth_smooths_and_never_forgets_our_own() -> None:
     endpoints = fleet(3)
     scraped(endpoints[0], waiting=8.0)

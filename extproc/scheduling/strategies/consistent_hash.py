@@ -11,6 +11,11 @@ from extproc.scheduling.strategies.least_requests import LeastRequests
 from extproc.scheduling.strategy import Candidate, Choice, Query
 
 
+_FEW = 4
+"""With fewer leases than this an endpoint is never over its share: a share of next to nothing means nothing, and the
+record of a session's last request may still be on its way when the next one comes."""
+
+
 class ConsistentHash:
     """Rendezvous hashing of the affinity key: each endpoint's score is ``-weight / log(hash)``, highest
     first, so that an endpoint that comes or goes moves only its own keys. Endpoints at ``bound`` times their
@@ -39,7 +44,7 @@ class ConsistentHash:
         for at, candidate in enumerate(candidates):
             endpoint = candidate.endpoint
             weight = max(endpoint.spec.weight, 0.0)
-            most = math.ceil(self._bound * leases * weight / weights)
+            most = max(math.ceil(self._bound * leases * weight / weights), _FEW)
             uniform = (xxh3_64_intdigest(endpoint.key.encode(), key) + 1) / (2.0**64 + 2)
             score = -math.log(uniform) / weight if weight > 0 else float("inf")
             rows.append((float(endpoint.leases + 1 > most), score, at))
