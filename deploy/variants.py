@@ -129,6 +129,10 @@ CLUSTER_HEADER = {
                           clusters: [{cluster_name: undecided, weight: 1}]
 """: "                  cluster_header: x-gateway-cluster     # clients cannot send it: see above\n",
     "                    refresh_cluster_on_retry: true\n": "",
+    """\
+          - {name: envoy.filters.http.ai_protocol_manager, typed_config: *json-usage}
+          - {name: envoy.filters.http.sse_to_metadata, typed_config: *sse-usage}
+""": "",
 }
 _USAGE_BEGIN = "          # Token usage, read as it passes by."
 _USAGE_END = "          - name: envoy.filters.http.router\n"

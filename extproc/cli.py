@@ -12,6 +12,7 @@ import typer
 
 from extproc.fleet_commands import DEFAULT_ADMIN
 from extproc.fleet_commands import app as fleet_app
+from extproc.release_commands import app as release_app
 from extproc.replay.cli import replay
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ Admin = Annotated[str, typer.Option("--admin", help="Admin address of a running 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON once and exit.")]
 
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(release_app, name="release")
 
 
 @app.command()

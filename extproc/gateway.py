@@ -38,16 +38,18 @@ from extproc.edge.publisher import Publisher
 from extproc.edge.registrations import Registrations
 from extproc.edge.scraper import Scraper, ScrapeSettings
 from extproc.edge.state_dir import installation_seed
+from extproc.edge.release_admin import add_release_routes
+from extproc.edge.release_desk import ReleaseDesk
 from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
-from extproc.edge.stream_roles import GUARD_ROLE, StreamRoles
+from extproc.edge.stream_roles import GUARD_ROLE, SHADOW_ROLE, StreamRoles
 from extproc.edge.warmup import WarmUp, WarmUpSettings
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.health import HealthPolicy
 from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.rejection import Rejection
-from extproc.routing.tenant import Tenant
-from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_streams
+from extproc.routing.tenant import ANONYMOUS, Tenant
+from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_releases, bind_streams
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.kv_bindings import bind_kv_events
 from extproc.telemetry.metrics import Metrics
@@ -79,7 +81,9 @@ class Gateway:
             block_bytes=settings.index.block_bytes,
             on_considered=self._considered,
             on_settled=self._settled,
+            on_released=lambda event: self.releases.happened(event),
         )
+        self.releases = ReleaseDesk(self.core, settings, clock=self.clock)
         self.ring = DecisionRing(settings.decisions.ring)
         said = settings.decisions
         self.decision_log = (
@@ -126,7 +130,17 @@ class Gateway:
             self.core.view.ranks,
             replay_timeout_s=settings.kv_events.replay_timeout,
         )
-        roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard})
+        self.shadow = ExtProcServicer(
+            identify=lambda head, metadata: ANONYMOUS,
+            decide=self.releases.decide_copy,
+            reply=lambda head, tenant: None,
+            on_rejected=self._rejected,
+            ledger=self.core.ledger,
+            answers=self.answers,
+            limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
+            clock=self.clock,
+        )
+        roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard, SHADOW_ROLE: self.shadow})
         self.core.fleet.probed = True
         self.warm_up = WarmUp(
             self.core.fleet.endpoints, self.core.fleet.ready, self._warm_up_settings, self.engine_access
@@ -136,7 +150,9 @@ class Gateway:
         )
         self.registrations.restore()
         self.grpc = GrpcServer(settings.listen, roles, self.access_log, settings.limits.message_bytes)
-        self.admin = HttpServer(settings.listen.admin, build_admin(self._admin_parts(settings)))
+        admin = build_admin(self._admin_parts(settings))
+        add_release_routes(admin, self.core.releases, self.core.shadows)
+        self.admin = HttpServer(settings.listen.admin, admin)
         self._bind_metrics()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -144,6 +160,7 @@ class Gateway:
     async def start(self) -> None:
         """Listen, publish, begin to watch and scrape. Raises OSError when an address or folder cannot be used."""
         self.gatekeeper.restore()
+        self.releases.restore()
         await self.live.start()
         await self.admin.start()
         await self.grpc.start()
@@ -155,6 +172,7 @@ class Gateway:
             self.lag.run(),
             self._housekeep(),
             self.gatekeeper.run(),
+            self.releases.run(),
         ):
             self._tasks.append(asyncio.create_task(_watched(work)))
         await self.grpc.set_ready(True)
@@ -172,6 +190,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.gatekeeper.close()
+        await self.releases.save()
         await self.admin.stop()
         if self.envoy_admin is not None:
             await self.envoy_admin.close()
@@ -199,8 +218,10 @@ class Gateway:
         self, request: InferenceRequest, tenant: Tenant, hold: Hold
     ) -> Decision | Rejection:
         decided = await self.gatekeeper.decide(request, tenant, hold)
-        if isinstance(decided, Decision) and decided.route.guard is not None:
-            ticket = ticket_for(decided.route.guard, request)
+        if isinstance(decided, Decision):
+            decided.headers += self.releases.words(request, decided)
+            guard = decided.route.guard
+            ticket = ticket_for(guard, request) if guard is not None else None
             if ticket is not None:
                 decided.headers += ((GUARD, ticket.header()),)
         return decided
@@ -268,6 +289,7 @@ class Gateway:
         retries.forget(snapshot.pools)
         router, rules = self.gatekeeper.rules(snapshot)
         self.core.install(router, specs, rules, self.clock())
+        self.releases.install(snapshot.settings)
         self.answers.tenants = snapshot.identity.enabled
         self.answers.upstream_keys = snapshot.upstream_keys
         self.metrics.models.know(frozenset(name for name, _ in snapshot.model_names()))
@@ -320,6 +342,7 @@ class Gateway:
         index, precise = self.core.view.index, self.core.view.precise
         bind_streams(self.metrics, self.ext_proc.counts)
         bind_guard(self.metrics, self.guard.counts)
+        bind_releases(self.metrics, self.core.releases, self.core.shadows, self.releases.events)
         bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
         bind_kv_events(self.metrics, self.core.view, self.kv_events, self.core.fleet.endpoints)
         decisions = self.decision_log

@@ -94,6 +94,11 @@ class Dispatcher:
         self._strategies = wanted
         self._router = router
 
+    @property
+    def router(self) -> Router:
+        """The routing configuration in use."""
+        return self._router
+
     def match(self, request: InferenceRequest, tenant: Tenant) -> Match | Rejection:
         """The pool and route that answer a request."""
         return self._router.match(request, tenant)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from extproc.config.lint_clusters import lint_extproc_cluster, lint_files
+from extproc.config.lint_roles import GUARD_ROLE, SHADOW_ROLE, role
 from extproc.config.lint_routes import lint_routes
 from extproc.config.node import Node
 from extproc.config.problem import Problem
@@ -17,7 +18,6 @@ from extproc.config.schema import Settings
 from extproc.config.yaml_source import Document
 
 _REQUEST_ID = "x-gateway-request-id"
-GUARD_ROLE = "guard"
 _WHOLE_BODY = ("BUFFERED", "FULL_DUPLEX_STREAMED")
 
 
@@ -49,7 +49,10 @@ def lint(document: Document, settings: Settings, published: Collection[str] = ()
         ]
     problems = [*lint_files(root, settings)]
     for manager in managers:
-        problems += _manager(manager)
+        shadow = any(
+            role(found) == SHADOW_ROLE for found in manager.at("http_filters").typed(".ExternalProcessor")
+        )
+        problems += _shadow(root, manager) if shadow else _manager(manager)
         problems += _access_log(manager, settings)
         for ext_proc in manager.at("http_filters").typed(".ExternalProcessor"):
             problems += _ext_proc(ext_proc, settings)
@@ -57,6 +60,16 @@ def lint(document: Document, settings: Settings, published: Collection[str] = ()
     for name in sorted(_extproc_clusters(managers)):
         problems += lint_extproc_cluster(root, name, settings, published)
     return problems
+
+
+def _shadow(root: Node, manager: Node) -> Iterator[Problem]:
+    """The shadow listener takes the ids it is given: nobody but Envoy may reach it."""
+    listener = root.at("static_resources", "listeners").items()[int(manager.path[2])]
+    if not listener.at("address", "pipe"):
+        yield listener.at("address").problem(
+            "clients could reach the shadow listener and send requests under ids of others; write "
+            "`address: {pipe: {path: live/shadow.sock}}`"
+        )
 
 
 def _manager(manager: Node) -> Iterator[Problem]:
@@ -163,14 +176,6 @@ def _access_log(manager: Node, settings: Settings) -> Iterator[Problem]:
             "router's `upstream_log` of envoy/envoy.yaml",
             fatal=False,
         )
-
-
-def role(ext_proc: Node) -> str:
-    """What this filter is to extproc, as it says in its gRPC metadata: empty for the one that decides."""
-    for entry in ext_proc.at("grpc_service", "initial_metadata").items():
-        if entry.at("key").text == "x-extproc-role":
-            return entry.at("value").text
-    return ""
 
 
 def _extproc_clusters(managers: list[Node]) -> set[str]:

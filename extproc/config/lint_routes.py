@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from extproc.config.lint_roles import GUARD_ROLE, role
 from extproc.config.node import Node
 from extproc.config.problem import Problem
 from extproc.config.schema import Settings
@@ -70,8 +71,8 @@ def _priority_groups(manager: Node, host: Node, action: Node, groups: Node) -> I
             "`override_metadata_namespace: envoy.lb`"
         )
     for ext_proc in manager.at("http_filters").typed(".ExternalProcessor"):
-        if ext_proc.at("grpc_service", "initial_metadata"):
-            continue  # a guard: it decides nothing
+        if role(ext_proc) == GUARD_ROLE:
+            continue  # it decides nothing
         allowed = ext_proc.at("metadata_options", "receiving_namespaces", "untyped")
         if "envoy.lb" not in [item.text for item in allowed.items()]:
             yield (allowed or ext_proc.at("metadata_options")).problem(

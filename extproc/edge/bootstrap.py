@@ -45,6 +45,7 @@ def render(
         source = document["dynamic_resources"]["cds_config"]["path_config_source"]
         source["path"] = str(Path(live_dir) / "clusters.yaml")
         source["watched_directory"] = {"path": str(live_dir)}
+        _move_shadow(static, f"{live_dir}/shadow.sock")
     if change is not None:
         change(document)
     return dump(document)
@@ -65,6 +66,16 @@ def socket_address(host: str, port: int) -> dict[str, Any]:
 def dump(document: dict[str, Any]) -> str:
     """YAML without aliases (Envoy's own order of keys does not matter)."""
     return yaml.dump(document, Dumper=_Plain, sort_keys=False, width=1000)
+
+
+def _move_shadow(static: dict[str, Any], path: str) -> None:
+    """Put the socket by which Envoy calls its own shadow listener at ``path``."""
+    for listener in static["listeners"]:
+        if listener.get("name") == "shadow":
+            listener["address"] = {"pipe": {"path": path}}
+    for cluster in static["clusters"]:
+        if cluster.get("name") == "shadow":
+            _point(cluster, f"unix:{path}")
 
 
 def _point(cluster: dict[str, Any], address: str) -> None:

@@ -74,6 +74,7 @@ class _Side:
     skipped: dict[str, int] = field(default_factory=dict)
     """Why sessions that are to be copied were not: concurrent, rpm."""
     lost: int = 0
+    compared: int = 0
     pairs: deque[tuple[Measured, Measured]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
@@ -160,6 +161,13 @@ class Shadows:
         """Both sides by side, by pool."""
         return [_row(side) for _, side in sorted(self._sides.items())]
 
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Pool -> running totals: copied, compared, lost, and why others were not copied."""
+        return {
+            pool: {"copied": side.ordered, "compared": side.compared, "lost": side.lost, **side.skipped}
+            for pool, side in dict(self._sides).items()
+        }
+
     def _copy_ended(self, original_id: str, pair: _Pair, measured: Measured) -> None:
         pair.copy = measured
         side = self._sides.get(pair.plan.pool)
@@ -173,6 +181,7 @@ class Shadows:
         del self._pairs[original_id]
         side = self._sides.get(pair.plan.pool)
         if side is not None and side.plan.target == pair.plan.target:
+            side.compared += 1
             side.pairs.append((pair.original, pair.copy))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Protocol
 
 from extproc.ledger import Ledger
+from extproc.release.releases import Releases
+from extproc.release.shadow import Shadows
 from extproc.telemetry.metrics import Metrics
 
 
@@ -54,6 +56,28 @@ def bind_guard(metrics: Metrics, totals: GuardTotals) -> None:
     metrics.bind("guard_streams", lambda: totals.total)
     metrics.bind("guard_chunks", lambda: totals.chunks)
     metrics.bind("guard_events", lambda: {(word,): n for word, n in dict(totals.events).items()})
+
+
+def bind_releases(
+    metrics: Metrics, releases: Releases, shadows: Shadows, events: Mapping[tuple[str, str, str], int]
+) -> None:
+    """Show releases and shadow traffic."""
+
+    def shadow_requests() -> dict[tuple[str, ...], float]:
+        rows: dict[tuple[str, ...], float] = {}
+        for pool, counts in shadows.totals().items():
+            rows |= {(pool, word): float(count) for word, count in counts.items()}
+        return rows
+
+    metrics.bind(
+        "release_share",
+        lambda: {
+            (pool, rollout.plan.candidate, rollout.state.value): rollout.share
+            for pool, rollout in dict(releases.rollouts).items()
+        },
+    )
+    metrics.bind("release_events", lambda: dict(events))
+    metrics.bind("shadow_requests", shadow_requests)
 
 
 def bind_feedback(metrics: Metrics, ledger: Ledger, log: LogTotals, endpoints: Container[str]) -> None:
