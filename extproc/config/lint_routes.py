@@ -90,6 +90,12 @@ def _priority_groups(manager: Node, host: Node, action: Node, groups: Node) -> I
         yield retry.at("refresh_cluster_on_retry").problem(
             "retries go to the cluster that has just failed; write `refresh_cluster_on_retry: true`"
         )
+    if "retriable-status-codes" in retry.at("retry_on").text:
+        yield retry.at("retry_on").problem(
+            "busy answers (503) are retried however many there are; take `retriable-status-codes` out: extproc asks for "
+            "such retries while the pool's retry budget lasts",
+            fatal=False,
+        )
 
 
 def _body_limit(manager: Node, host: Node, route: Node, settings: Settings) -> Iterator[Problem]:

@@ -76,6 +76,13 @@ MIRRORED = (
         "Access log streams open: 0 means that extproc hears nothing of what became of requests.",
     ),
     Mirrored("log_streams_broken", "counter", "Access log streams that ended with an error."),
+    Mirrored("retries_busy", "counter", "Requests sent again after a busy answer (503).", ("pool",)),
+    Mirrored(
+        "retries_withheld",
+        "counter",
+        "Requests sent out without leave to be retried on a busy answer: the retry budget was spent.",
+        ("pool",),
+    ),
     Mirrored("attempts_failed", "counter", "Failed attempts.", ("endpoint", "reason")),
     Mirrored(
         "kv_events_ranks",
