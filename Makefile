@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+VLLM_DIR ?= .vllm
 
 .PHONY: demo test test-engine lint types docs check clean
 
@@ -18,6 +19,10 @@ demo: $(VENV)/.installed          ## the gateway with three simulated engines on
 
 test: $(VENV)/.installed          ## all tests but those against a real vLLM
 	@$(BIN)/python -m pytest tests/unit tests/gateway $(ARGS)
+
+test-engine: $(VENV)/.installed   ## against two real vLLM servers on the CPU; installs them into VLLM_DIR (4 GB) once
+	@tests/engine/install_vllm.sh $(VLLM_DIR)
+	@VLLM_DIR=$(VLLM_DIR) $(BIN)/python -m pytest tests/engine -s $(ARGS)
 
 lint: $(VENV)/.installed
 	@$(BIN)/ruff format --check .
