@@ -24,10 +24,6 @@ test-engine: $(VENV)/.installed   ## against two real vLLM servers on the CPU; i
 	@tests/engine/install_vllm.sh $(VLLM_DIR)
 	@VLLM_DIR=$(VLLM_DIR) $(BIN)/python -m pytest tests/engine -s $(ARGS)
 
-test-engine: $(VENV)/.installed   ## tests against a real vLLM on this machine's CPU, put into .vllm/ once (4 GB)
-	@PYTHON=$(BIN)/python VLLM_DIR=$${VLLM_DIR:-.vllm} bash -c 'tests/engine/install_vllm.sh "$$VLLM_DIR" \
-		&& exec $(BIN)/python -m pytest tests/engine $(ARGS)'
-
 lint: $(VENV)/.installed
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
