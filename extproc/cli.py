@@ -71,6 +71,7 @@ def check(
     envoy: Annotated[
         Path | None, typer.Option(help="Envoy's bootstrap; default: envoy/envoy.yaml beside the config.")
     ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the values that hold.")] = False,
 ) -> None:
     """Look through extproc.yaml, clusters.yaml and Envoy's configuration; exit code 1 if anything cannot work."""
     from extproc.config.check import check as look
@@ -83,6 +84,12 @@ def check(
     fatal = sum(problem.fatal for problem in problems)
     if fatal:
         _fail(f"{fatal} thing{'s' if fatal > 1 else ''} to mend")
+    if explain:
+        from extproc.config.explain import explain as values
+        from extproc.config.load import load
+
+        for line in values(load(config)):
+            typer.echo(line)
     typer.echo("ok")
 
 

@@ -43,6 +43,22 @@ def fleet(context: typer.Context, admin: Admin = DEFAULT_ADMIN, json: AsJson = F
 
 
 @app.command()
+def queue(
+    context: typer.Context,
+    admin: Admin = "",
+    json: AsJson = False,
+) -> None:
+    """Live view of the requests that wait: pool, priority, tenant."""
+    from extproc.fleet_view import AdminError
+    from extproc.queue_view import run_queue
+
+    try:
+        run_queue(admin or context.obj or DEFAULT_ADMIN, json_output=json, once=not sys.stdout.isatty())
+    except AdminError as error:
+        _fail(str(error))
+
+
+@app.command()
 def drain(
     context: typer.Context,
     endpoint: Name,

@@ -9,8 +9,10 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from extproc.admission.dispatcher import Considered, Decision
+from extproc.admission.report import queue_report
 from extproc.api.request import InferenceRequest
 from extproc.config.address import parse_address
 from extproc.config.load import load
@@ -36,10 +38,10 @@ from extproc.edge.loop_lag import LoopLag
 from extproc.edge.own_answers import OwnAnswers
 from extproc.edge.publisher import Publisher
 from extproc.edge.registrations import Registrations
-from extproc.edge.scraper import Scraper, ScrapeSettings
-from extproc.edge.state_dir import installation_seed
 from extproc.edge.release_admin import add_release_routes
 from extproc.edge.release_desk import ReleaseDesk
+from extproc.edge.scraper import Scraper, ScrapeSettings
+from extproc.edge.state_dir import installation_seed
 from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
 from extproc.edge.stream_roles import GUARD_ROLE, SHADOW_ROLE, StreamRoles
 from extproc.edge.warmup import WarmUp, WarmUpSettings
@@ -49,11 +51,15 @@ from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.routing.rejection import Rejection
 from extproc.routing.tenant import ANONYMOUS, Tenant
-from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_releases, bind_streams
+from extproc.telemetry.admission_bindings import bind_admission
+from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_releases, bind_streams, bind_traces
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.kv_bindings import bind_kv_events
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
+
+if TYPE_CHECKING:
+    from extproc.edge.traces import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +95,7 @@ class Gateway:
         self.decision_log = (
             DecisionLog(said.log, max_bytes=said.log_max_bytes, files=said.log_files) if said.log else None
         )
+        self.tracing = tracing_of(settings, self.clock)
         self.answers = Answers(("endpoint", "pool", "id") if settings.responses.headers else ())
         self.envoy_admin = EnvoyAdmin(settings.envoy.admin) if settings.envoy.admin else None
         self.live = LiveConfig(
@@ -113,6 +120,7 @@ class Gateway:
             answers=self.answers,
             limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
             feedback_by_stream=settings.feedback == "stream",
+            on_read=self.tracing.traces.read if self.tracing is not None else None,
             clock=self.clock,
         )
         self.metrics = Metrics(self.core.fleet.endpoints, self.clock)
@@ -196,6 +204,8 @@ class Gateway:
             await self.envoy_admin.close()
         if self.decision_log is not None:
             await asyncio.to_thread(self.decision_log.close)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.exporter.close)
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests can be served, and why not."""
@@ -217,8 +227,15 @@ class Gateway:
     async def _decide_with_words(
         self, request: InferenceRequest, tenant: Tenant, hold: Hold
     ) -> Decision | Rejection:
-        decided = await self.gatekeeper.decide(request, tenant, hold)
+        try:
+            decided = await self.gatekeeper.decide(request, tenant, hold)
+        except BaseException:
+            if self.tracing is not None:
+                self.tracing.traces.left(request.id)
+            raise
         if isinstance(decided, Decision):
+            if self.tracing is not None:
+                decided.headers += self.tracing.traces.words(request.id)
             decided.headers += self.releases.words(request, decided)
             guard = decided.route.guard
             ticket = ticket_for(guard, request) if guard is not None else None
@@ -257,6 +274,8 @@ class Gateway:
         if considered.decision is not None:
             self.metrics.decided(considered.ranked, considered.strategy, took_s)
         self.ring.add(record_of(considered, time.time(), took_s * 1e6))
+        if self.tracing is not None:
+            self.tracing.traces.considered(considered, now)
 
     def _rejected(self, request: InferenceRequest | None, rejection: Rejection) -> None:
         record = self.ring.find(request.id) if request is not None else None
@@ -264,6 +283,8 @@ class Gateway:
         # A refused name is whatever the client wrote: it must not become a label.
         model = request.model or "" if request is not None and pool else ""
         self.metrics.refused(pool, model, rejection.status, rejection.reason)
+        if self.tracing is not None and request is not None:
+            self.tracing.traces.refused(request.id, rejection)
         if request is not None and record is None:
             record = record_of_rejection(request, rejection, time.time())
             self.ring.add(record)
@@ -272,6 +293,8 @@ class Gateway:
 
     def _settled(self, settlement: Settlement, now: float) -> None:
         self.metrics.settled(settlement)
+        if self.tracing is not None:
+            self.tracing.traces.settled(settlement, now)
         record = self.ring.settle(settlement)
         if record is not None:
             self._log_request(record)
@@ -315,6 +338,7 @@ class Gateway:
             metrics=self.metrics,
             endpoints=self.core.fleet.endpoints,
             ring=self.ring,
+            queue=lambda: queue_report(self.core.admission, list(self.live.snapshot.pools), self.clock()),
             ready=self.ready,
             config=lambda: self.live.snapshot.settings.model_dump(mode="json"),
             reload=self._reload,
@@ -341,16 +365,24 @@ class Gateway:
     def _bind_metrics(self) -> None:
         index, precise = self.core.view.index, self.core.view.precise
         bind_streams(self.metrics, self.ext_proc.counts)
+        bind_admission(self.metrics, self.core.admission, self.clock)
         bind_guard(self.metrics, self.guard.counts)
         bind_releases(self.metrics, self.core.releases, self.core.shadows, self.releases.events)
         bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
         bind_kv_events(self.metrics, self.core.view, self.kv_events, self.core.fleet.endpoints)
+        if self.tracing is not None:
+            self.core.admission.on_stage = self.tracing.traces.passed
+            bind_traces(self.metrics, self.tracing.exporter.counts)
         decisions = self.decision_log
         self.metrics.bind("decision_log_dropped", lambda: decisions.dropped if decisions is not None else 0)
         self.metrics.bind_caches(
             {
                 "prefix_index": (lambda: index.entries, lambda: index.cap),
                 "precise_index": (lambda: precise.entries, lambda: precise.max_blocks),
+                "limit_clients": (
+                    lambda: self.core.admission.limiter.clients,
+                    lambda: self.core.admission.limiter.max_clients,
+                ),
                 "decisions": (lambda: len(self.ring), lambda: self.ring.capacity),
             }
         )
@@ -374,6 +406,16 @@ def health_policy(said: Health) -> HealthPolicy:
         queue_share=said.queue_limit,
         max_ejection=said.max_ejection,
     )
+
+
+def tracing_of(settings: Settings, clock: Callable[[], float]) -> Tracing | None:
+    """Traces, where an endpoint is configured: nothing of OpenTelemetry is imported else."""
+    said = settings.tracing
+    if said.endpoint is None:
+        return None
+    from extproc.edge.traces import Tracing
+
+    return Tracing(said.endpoint, said.sample_ratio, follow_clients=said.follow_clients, clock=clock)
 
 
 async def _watched(work: Coroutine[object, object, None]) -> None:

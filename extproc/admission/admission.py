@@ -77,6 +77,8 @@ class Admission:
         self.counts = AdmissionCounts()
         self.queues: dict[str, PoolQueue] = {}
         self.circuits: dict[str, Circuit] = {}
+        self.on_stage: Callable[[str, str], None] | None = None
+        """Hears a request's id and the stage it is through with: match, limit. For traces; None: nobody listens."""
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._models = models
@@ -120,6 +122,8 @@ class Admission:
         if isinstance(match, Rejection):
             return self._refuse(ticket, match, now)
         ticket.match = match
+        if self.on_stage is not None:
+            self.on_stage(request.id, "match")
         ticket.cost = float(max(self._tokens(request, match), 1))
         ticket.meters = self.limiter.meters(
             tenant, limited_model(request, match), match.route.name, client, now
@@ -130,6 +134,8 @@ class Admission:
                 headers = rate_headers(ticket.meters, now)
                 return self._refuse(ticket, limit_refusal(granted, headers), now)
             ticket.reserved = granted
+        if self.on_stage is not None:
+            self.on_stage(request.id, "limit")
         pool = match.pool.name
         circuit = self.circuits.get(pool)
         if circuit is not None and (closed_s := circuit.admits(now)) > 0.0:

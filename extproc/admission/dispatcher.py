@@ -32,8 +32,10 @@ from extproc.routing.pool import Pool
 from extproc.routing.rejection import Rejection, no_capacity
 from extproc.routing.route import Route
 from extproc.routing.tenant import ANONYMOUS, Tenant
+from extproc.scheduling.disaggregation import Prefiller, choose, prefillers
 from extproc.scheduling.eligible import eligible
 from extproc.scheduling.registry import build as build_strategy
+from extproc.scheduling.sessions import Sessions, pinned
 from extproc.scheduling.strategy import Candidate, Choice, Query, Strategy
 
 __all__ = ["Considered", "Decision", "Dispatcher"]
@@ -77,6 +79,7 @@ class Dispatcher:
             lambda pool, key, headers: None
         )
         """(pool, sticky key, headers) -> version and arm, where a release rules; goes before weights of routes."""
+        self.sessions = Sessions()
         self._rng = rng
         self._build = build
         self._router = Router({})
@@ -101,7 +104,7 @@ class Dispatcher:
 
     def match(self, request: InferenceRequest, tenant: Tenant) -> Match | Rejection:
         """The pool and route that answer a request."""
-        return self._router.match(request, tenant)
+        return self._router.match(request, tenant, self.fleet.adapters.pool_of)
 
     def fallback(self, request: InferenceRequest, pool: str) -> Match | None:
         """The request into a fallback pool; None when it cannot go there."""
@@ -146,6 +149,9 @@ class Dispatcher:
             cache_salt=request.cache_salt,
         )
         query = self._query(request, model, match.adapter or "", look)
+        if request.session:
+            query.session_endpoint = self.sessions.of(pool.name, request.session, now) or ""
+            query.session_saves_s = self.sessions.saves_s
         if not usable:
             why = ", ".join(sorted({word for _, word in removed})) or "none is configured"
             rejection = no_capacity(pool.name, why)
@@ -154,6 +160,9 @@ class Dispatcher:
         held = self.view.match(look)
         candidates = [Candidate(endpoint, held.get(endpoint.slot, 0)) for endpoint in usable]
         ranked = strategy.rank(query, candidates, now)
+        if match.route.pin and query.session_endpoint:
+            ranked = pinned(ranked, query.session_endpoint)
+        ranked, prefiller = self._prefill(match, strategy, ranked, held, query, now)
         first = ranked[0]
         chosen = [first, *_others(ranked, removed, pool.fallbacks, now)]
         self._tick += 1
@@ -179,14 +188,53 @@ class Dispatcher:
             fallbacks=tuple(choice.endpoint for choice in chosen[1:]),
             retry_busy=len(chosen) > 1 and self.ledger.retries.request(pool.name),
             look=look,
+            prefiller=prefiller.endpoint if prefiller is not None else None,
+            prefiller_tokens=prefiller.uncached_tokens if prefiller is not None else 0,
             meters=ticket.meters,
             reserved=ticket.reserved,
             waited_s=now - ticket.arrived_at,
         )
         decision = Decision(lease, pool, match.route, chosen, match.splice)
         self._report(request, tenant, match, name, strategy, query, ranked, removed, decision, None, now)
+        header = pool.disaggregation.header
+        if prefiller is not None:
+            decision.headers += ((header, prefiller.endpoint.spec.address),)
+        elif header in request.head.headers:
+            # Only we may name a prefill endpoint; an empty header names none.
+            decision.headers += ((header, ""),)
+        if request.session:
+            self.sessions.decided(pool.name, request.session, first.endpoint, now)
         self.ledger.open(lease, now)
         return decision
+
+    def _prefill(
+        self,
+        match: Match,
+        strategy: Strategy,
+        ranked: list[Choice],
+        held: Mapping[int, int],
+        query: Query,
+        now: float,
+    ) -> tuple[list[Choice], Prefiller | None]:
+        """Where to prefill, in pools with endpoints for that, and the choices in the order that it makes best."""
+        pool = match.pool
+        candidates = prefillers(self.fleet.pool(pool.name), now, match.adapter or "")
+        if not candidates:
+            return ranked, None
+        in_seconds = bool(strategy.terms) and all(term.endswith(" s") for term in strategy.terms)
+        ranked, prefiller = choose(
+            ranked,
+            candidates,
+            held,
+            query.prompt_tokens,
+            now,
+            min_uncached_tokens=pool.disaggregation.min_uncached_tokens,
+            transfer_rate=pool.disaggregation.transfer_rate,
+            in_seconds=in_seconds and not (match.route.pin and query.session_endpoint),
+        )
+        if prefiller is not None:
+            prefiller.endpoint.tick = self._tick + 1
+        return ranked, prefiller
 
     def _version(self, pool: str, route: Route, request: InferenceRequest) -> tuple[str | None, str]:
         """The version to take, None for any, and the arm of a release that the request counts for."""

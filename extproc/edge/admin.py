@@ -12,6 +12,7 @@ GET /metrics                   Prometheus' text format
 GET /livez                     200 while the process serves
 GET /readyz                    200 when requests can be decided, else 503 with the reason
 GET /fleet                     endpoints with state, leases, backlog, rates
+GET /queue                     requests that wait, by pool, priority and tenant
 GET /decisions?count=N         newest decision records, newest first
 GET /decisions/ID              one record, by x-gateway-request-id
 GET /config                    the configuration in use, secrets masked
@@ -69,6 +70,8 @@ class AdminParts:
     loopback: bool = True
     """The admin address cannot be reached from other machines."""
     clock: Callable[[], float] = time.monotonic
+    queue: Callable[[], Mapping[str, object]] = dict
+    """Who waits where."""
     registrations: Registrations | None = None
     """Operations on the fleet; None: they are not offered."""
 
@@ -81,6 +84,7 @@ def build_admin(parts: AdminParts) -> web.Application:
     app.router.add_get("/livez", pages.live)
     app.router.add_get("/readyz", pages.ready)
     app.router.add_get("/fleet", pages.fleet)
+    app.router.add_get("/queue", pages.queue)
     app.router.add_get("/decisions", pages.decisions)
     app.router.add_get("/decisions/{id}", pages.decision)
     app.router.add_get("/config", pages.config)
@@ -119,6 +123,9 @@ class _Pages:
             lambda: msgspec.json.encode({"endpoints": fleet_report(endpoints, now)})
         )
         return _raw(body)
+
+    async def queue(self, request: web.Request) -> web.StreamResponse:
+        return _json(self._parts.queue())
 
     async def decisions(self, request: web.Request) -> web.StreamResponse:
         asked = request.query.get("count", "20")

@@ -61,7 +61,7 @@ class StreamCounts:
 
 class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
     """One instance serves all streams. ``identify`` says who asks, ``decide`` may wait (a queue), ``reply`` answers what
-    we serve ourselves."""
+    we serve ourselves; ``on_read`` hears of a request that was read, and when its first message came."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         answers: answers.Answers,
         limits: StreamLimits,
         feedback_by_stream: bool = False,
+        on_read: Callable[[InferenceRequest, float], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = StreamCounts()
@@ -85,6 +86,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         self._ledger = ledger
         self._answers = answers
         self._stay = feedback_by_stream
+        self._on_read = on_read
         self._clock = clock
 
     async def Process(  # noqa: N802 - name given by the service
@@ -97,7 +99,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         counts.in_flight += 1
         counts.total += 1
         exchange = Exchange(stay=self._stay, new_id=lambda: str(uuid.uuid4()))
-        visit = _Visit()
+        visit = _Visit(self._clock() if self._on_read is not None else 0.0)
         try:
             await self._pump(exchange, visit, context)
         except asyncio.CancelledError:
@@ -148,9 +150,12 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                     )
                     return
             if exchange.state is State.DECIDING:
-                for out in await self._answer(exchange, visit, context):
-                    await context.write(out)
+                answer = await self._answer(exchange, visit, context)
+                # From here on Envoy may have it, even if a fast engine's end cancels us in the middle of writing: its
+                # record says what became of the request.
                 visit.answered = True
+                for out in answer:
+                    await context.write(out)
                 self._release(visit)
             if exchange.state is State.DONE:
                 return
@@ -177,6 +182,8 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         request: InferenceRequest | None = None
         try:
             request = await _read(head, exchange.body, self.limits.max_plain_bytes)
+            if self._on_read is not None:
+                self._on_read(request, visit.began)
             decided = await self._decide(request, tenant, hold)
         except BadRequest as error:
             decided = error.rejection
@@ -215,9 +222,10 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
 class _Visit:
     """What one stream has open with us."""
 
-    __slots__ = ("answered", "feedback", "held", "lease_id")
+    __slots__ = ("answered", "began", "feedback", "held", "lease_id")
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
+        self.began = began
         self.held = 0
         self.lease_id = ""
         self.answered = False

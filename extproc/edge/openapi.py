@@ -41,6 +41,9 @@ _TABLE: dict[tuple[str, str], dict[str, Any]] = {
         "summary": "Endpoints with state, leases, backlog, rates. Times in seconds; null is 'not known'.",
         "reply": _object({"endpoints": {"type": "array", "items": {"type": "object"}}}),
     },
+    ("GET", "/queue"): {
+        "summary": "Requests that wait, by pool, priority and tenant. Times in seconds; null is 'not known'.",
+    },
     ("GET", "/decisions"): {
         "summary": "Newest decision records, newest first.",
         "query": {"count": {"type": "integer", "minimum": 0, "maximum": 1000, "default": 20}},

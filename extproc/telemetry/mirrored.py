@@ -113,8 +113,38 @@ MIRRORED = (
         "gauge",
         "How long KV events have been waiting to be read without a pause.",
     ),
+    Mirrored("queue_requests", "gauge", "Requests that wait.", ("pool", "priority")),
+    Mirrored("queue_tenant_requests", "gauge", "Requests that wait, by tenant.", ("pool", "tenant")),
+    Mirrored("queue_bytes", "gauge", "Body bytes of requests that wait.", ("pool",)),
+    Mirrored("queued", "counter", "Requests that had to wait."),
+    Mirrored(
+        "queue_left", "counter", "Requests that left a queue unserved: client, timeout, shed.", ("how",)
+    ),
+    Mirrored("queue_dispatched", "counter", "Requests dispatched after waiting.", ("pool",)),
+    Mirrored("queue_wait_seconds", "counter", "Time that dispatched requests had waited.", ("pool",)),
+    Mirrored(
+        "fallbacks",
+        "counter",
+        "Requests that a fallback pool answered: saturated, circuit, unavailable, queue_timeout.",
+        ("pool", "to", "why"),
+    ),
+    Mirrored("circuit_open", "gauge", "1 while a pool's circuit is open.", ("pool",)),
+    Mirrored(
+        "limit_refusals",
+        "counter",
+        "Requests refused by a limit: of which scope, and of what (requests, tokens, day).",
+        ("scope", "kind"),
+    ),
+    Mirrored("tenant_refused", "counter", "Requests refused, by tenant.", ("tenant", "reason")),
+    Mirrored("tenant_tokens", "counter", "Tokens settled under a limit, by tenant.", ("tenant",)),
     Mirrored("cache_entries", "gauge", "Entries of a bounded map.", ("cache",)),
     Mirrored("cache_cap", "gauge", "Most entries of a bounded map.", ("cache",)),
+    Mirrored(
+        "trace_spans",
+        "counter",
+        "Spans of traces by what became of them: exported, failed (the collector did not take them), dropped.",
+        ("result",),
+    ),
     Mirrored(
         "decision_log_dropped", "counter", "Decision records not written because the disk was too slow."
     ),
