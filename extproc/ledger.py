@@ -56,6 +56,11 @@ class Lease:
     """Where Envoy goes next, in order, if the endpoint fails."""
     look: Look | None = None
     claim: Claim | None = None
+    prefiller: Endpoint | None = None
+    """Where the prompt is prefilled, if not on the endpoint that answers."""
+    prefiller_tokens: int = 0
+    """What it must compute."""
+    prefill_claim: Claim | None = None
     backlog_at_open: float = 0.0
     """Tokens that were to be prefilled before this request, at the decision."""
     renewed_at: float = 0.0
@@ -78,6 +83,13 @@ class Lease:
     """Its part of the limits, closed when the lease is."""
     waited_s: float = 0.0
     """Time in our queue."""
+
+    @property
+    def computing(self) -> tuple[Endpoint, int]:
+        """Who prefills the prompt, and how many tokens of it."""
+        if self.prefiller is not None:
+            return self.prefiller, self.prefiller_tokens
+        return self.endpoint, self.uncached_tokens
 
 
 @dataclass(slots=True, frozen=True)
@@ -244,8 +256,11 @@ class Ledger:
         endpoint.leases += 1
         if lease.look is not None:
             lease.claim = self._view.claim(endpoint, lease.look)
+            if lease.prefiller is not None:
+                lease.prefill_claim = self._view.claim(lease.prefiller, lease.look)
         if not lease.started:
-            endpoint.backlog.add(lease.uncached_tokens, now, endpoint.rates.prefill_at(now))
+            computing, tokens = lease.computing
+            computing.backlog.add(tokens, now, computing.rates.prefill_at(now))
 
     def _discharge(self, lease: Lease, now: float) -> None:
         lease.endpoint.leases -= 1
@@ -253,12 +268,12 @@ class Ledger:
             self._start(lease, now)
 
     def _start(self, lease: Lease, now: float) -> None:
-        endpoint = lease.endpoint
+        computing, tokens = lease.computing
         lease.started = True
-        endpoint.backlog.remove(lease.uncached_tokens, now, endpoint.rates.prefill_at(now))
+        computing.backlog.remove(tokens, now, computing.rates.prefill_at(now))
 
     def _first_token(self, lease: Lease, ttft_s: float, now: float, usage: Usage | None = None) -> None:
-        if lease.stream and not lease.adopted and lease.attempts == 1:
+        if lease.stream and not lease.adopted and lease.attempts == 1 and lease.prefiller is None:
             uncached = lease.uncached_tokens
             if usage is not None and usage.input is not None and usage.cached is not None:
                 uncached = max(usage.input - usage.cached, 0)
@@ -281,6 +296,9 @@ class Ledger:
         if lease.claim is not None and lease.generation == lease.endpoint.generation:
             lease.claim.undo()
         lease.claim = None
+        if lease.prefill_claim is not None:
+            lease.prefill_claim.undo()
+            lease.prefill_claim = None
 
     def _close(self, lease: Lease, outcome: Outcome, reason: str, end: End | None, now: float) -> Settlement:
         settlement = Settlement(lease, outcome, reason, end, lease.endpoint.leases)
@@ -293,6 +311,8 @@ class Ledger:
                 self._undo_claim(lease)
             elif lease.claim is not None:
                 lease.claim.keep()
+                if lease.prefill_claim is not None:
+                    lease.prefill_claim.keep()
         finally:
             self._discharge(lease, now)
             self.counts.closed += 1

@@ -93,6 +93,7 @@ class Endpoint:
         "removed",
         "scrape_failures",
         "scrape_interval",
+        "served",
         "slot",
         "spec",
         "state",
@@ -125,6 +126,8 @@ class Endpoint:
         self.adapters: dict[str, float] = {}
         """Adapter -> when it was last asked for here (monotonic seconds): resident soon, whatever the last
         scrape said."""
+        self.served: frozenset[str] | None = None
+        """Models and adapters of its model list; None: it has not told."""
         self.scrape_interval = 1.0
         """Seconds between scrapes, smoothed."""
         self.fresh_until = float("-inf")
@@ -139,10 +142,12 @@ class Endpoint:
         return f"Endpoint({self.key}, leases={self.leases})"
 
     def serves(self, model: str) -> bool:
-        """Whether the endpoint may be asked for this model or adapter: declared, resident, or nothing is
-        declared."""
-        declared = self.spec.models
-        if not declared or model in declared:
+        """Whether the endpoint may be asked for this model or adapter: declared, in its model list, resident, or
+        nothing is known of what it serves."""
+        declared, told = self.spec.models, self.served
+        if model in declared or (told is not None and model in told):
+            return True
+        if not declared and told is None:
             return True
         state = self.state
         return state is not None and model in (state.running_adapters or ())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from extproc.engines.state import EngineState
 from extproc.fleet import lifecycle
+from extproc.fleet.adapters import Adapters
 from extproc.fleet.endpoint import Endpoint, EndpointSpec, Lifecycle
 from extproc.fleet.health import HealthPolicy
 from extproc.fleet.peers import share
@@ -27,6 +28,7 @@ class Fleet:
 
     def __init__(self, on_purge: Callable[[Endpoint], None] = lambda endpoint: None) -> None:
         self.endpoints: dict[str, Endpoint] = {}
+        self.adapters = Adapters()
         self.on_purge = on_purge
         self.policy = HealthPolicy()
         self.probed = False
@@ -76,6 +78,7 @@ class Fleet:
                 current.spec = spec
                 self._restate(current, before.get(spec.pool, []))
         self._index(wanted)
+        self.adapters.keep(self.endpoints)
         return added, removed
 
     def rule(self, policy: HealthPolicy) -> None:
@@ -107,6 +110,7 @@ class Fleet:
             previous = None
             endpoint.health.restarted(now)
         endpoint.observe(state, previous, now)
+        self.adapters.running(endpoint)
         endpoint.scrape_failures = 0
         endpoint.health.answered(now)
 

@@ -25,6 +25,10 @@ class Query:
     adapter: str = ""
     """LoRA adapter, when the model named one."""
     locality: str = ""
+    session_endpoint: str = ""
+    """Key of the endpoint that the request's session was last at."""
+    session_saves_s: float = 0.0
+    """Seconds that staying there is worth."""
     blocks: Sequence[int] = ()
     """Chained hashes of the prompt's full blocks, first block first."""
 

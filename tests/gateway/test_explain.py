@@ -19,7 +19,7 @@ from rich.console import Console
 from extproc.telemetry.explain import explain, why
 from tests.gateway.gateway_process import Lab, chat, running_lab
 
-TERMS = ("queue s", "prefill s", "stall s", "slots s", "adapter s", "decode s", "pressure s")
+TERMS = ("queue s", "prefill s", "stall s", "slots s", "adapter s", "decode s", "pressure s", "session s")
 
 
 def record(candidates: int = 3, holder: int | None = None, **changes: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from extproc.scheduling.cost import (
     StallTerm,
     Term,
 )
+from extproc.scheduling.sessions import SessionTerm
 from extproc.scheduling.strategy import Candidate, Choice, Query
 
 
@@ -39,6 +40,7 @@ class ExpectedLatency:
             AdapterTerm(adapter_load_s),
             DecodeTerm(stream_weight),
             PressureTerm(),
+            SessionTerm(),
         )
 
     @property

@@ -1,0 +1,91 @@
+"""Prefill on one endpoint and decode on another: whether, and on which.
+
+Rules of this file:
+
+- in a pool with ``prefill`` endpoints, a request whose decode endpoint lacks ``min_uncached_tokens`` or more of its
+  prompt may be prefilled elsewhere. All in seconds:
+
+      alone(d)  = (backlog(d) + uncached(d)) / rate(d)
+      pair(p,d) = (backlog(p) + uncached(p)) / rate(p) + uncached(d) / transfer rate
+
+- the prefill endpoint is the one with the lowest ``(backlog + uncached) / rate``, whatever the decode endpoint;
+- where the strategy's costs are seconds, the decode endpoint is chosen anew with ``pair`` in place of ``alone`` where that
+  is less; else it is the strategy's first choice. If then ``alone`` is not more than ``pair``, decode alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from extproc.fleet.endpoint import Endpoint, Lifecycle, Role
+from extproc.scheduling.strategy import Choice
+
+
+@dataclass(slots=True, frozen=True)
+class Prefiller:
+    """Where a prompt is prefilled, and what of it is not cached there."""
+
+    endpoint: Endpoint
+    uncached_tokens: int
+
+
+def prefillers(endpoints: Sequence[Endpoint], now: float, adapter: str = "") -> list[Endpoint]:
+    """Endpoints of a pool that may be asked to prefill."""
+    return [
+        endpoint
+        for endpoint in endpoints
+        if endpoint.spec.role is Role.PREFILL
+        and endpoint.lifecycle is Lifecycle.READY
+        and not (endpoint.state is not None and endpoint.state.sleeping)
+        and endpoint.health.admits(now, endpoint.leases)
+        and (not adapter or endpoint.serves(adapter))
+    ]
+
+
+def choose(
+    ranked: Sequence[Choice],
+    candidates: Sequence[Endpoint],
+    held: Mapping[int, int],
+    prompt_tokens: int,
+    now: float,
+    *,
+    min_uncached_tokens: int,
+    transfer_rate: float,
+    in_seconds: bool,
+) -> tuple[list[Choice], Prefiller | None]:
+    """Choices in the order in which to decode, and where to prefill; None: where it is decoded.
+
+    ``held``: slot -> prompt tokens held. ``transfer_rate``: tokens per second whose KV cache reaches the decode endpoint.
+    ``in_seconds``: the costs of ``ranked`` are seconds, and their order may change.
+    """
+    if not candidates or prompt_tokens < min_uncached_tokens:
+        return list(ranked), None
+    prefill_s, best = min(
+        ((_seconds(one, prompt_tokens - held.get(one.slot, 0), now), one) for one in candidates),
+        key=lambda pair: (pair[0], pair[1].tick),
+    )
+
+    def gain(choice: Choice) -> float:
+        """Seconds that a prefill elsewhere saves; below 0 when it costs."""
+        uncached = prompt_tokens - choice.matched_tokens
+        if uncached < min_uncached_tokens:
+            return -1.0
+        alone = _seconds(choice.endpoint, uncached, now)
+        return alone - prefill_s - uncached / transfer_rate
+
+    order = list(ranked)
+    if in_seconds:
+        order = [
+            replace(choice, cost=choice.cost - saved) if (saved := gain(choice)) > 0.0 else choice
+            for choice in ranked
+        ]
+        order.sort(key=lambda choice: choice.cost)
+    if gain(order[0]) <= 0.0:
+        return order, None
+    return order, Prefiller(best, prompt_tokens - held.get(best.slot, 0))
+
+
+def _seconds(endpoint: Endpoint, uncached: int, now: float) -> float:
+    rate = endpoint.rates.prefill_at(now)
+    return (endpoint.backlog.tokens(now, rate) + max(uncached, 0)) / rate
