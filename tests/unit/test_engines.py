@@ -44,6 +44,27 @@ def test_vllm_today() -> None:
     )
 
 
+def test_a_page_that_a_real_vllm_wrote() -> None:
+    assert read("vllm", "vllm-0.32-real.txt") == EngineState(
+        at=5.0,
+        running=1.0,
+        waiting=0.0,
+        kv_usage=0.0018005645838101714,
+        kv_blocks=65536,
+        block_size=32,
+        prompt_tokens_total=177_325.0,
+        computed_prompt_tokens_total=76_333.0,
+        first_tokens_total=64.0,
+        generation_tokens_total=505.0,
+        requests_done_total=63.0,
+        prefix_queries_total=177_325.0,
+        prefix_hits_total=100_992.0,
+        preemptions_total=0.0,
+        sleeping=False,
+        started_at=1_795_973_078.31,
+    )
+
+
 def test_vllm_with_old_names() -> None:
     state = read("vllm", "vllm-0.6.prom")
     assert state.kv_usage == 0.125
