@@ -76,7 +76,7 @@ def bind_releases(
             for pool, rollout in dict(releases.rollouts).items()
         },
     )
-    metrics.bind("release_events", lambda: dict(events))
+    metrics.bind("release_events", lambda: {tuple(key): float(count) for key, count in events.items()})
     metrics.bind("shadow_requests", shadow_requests)
 
 
@@ -89,6 +89,13 @@ def bind_feedback(metrics: Metrics, ledger: Ledger, log: LogTotals, endpoints: C
     metrics.bind("leases_ended", lambda: {("dropped",): counts.dropped, ("dead",): counts.dead})
     metrics.bind("leases_moved", lambda: counts.moved)
     metrics.bind("leases_adopted", lambda: counts.adopted)
+    retries = ledger.retries
+    metrics.bind(
+        "retries_busy", lambda: {(pool,): count for pool, count in dict(retries.spent_total).items()}
+    )
+    metrics.bind(
+        "retries_withheld", lambda: {(pool,): count for pool, count in dict(retries.withheld_total).items()}
+    )
     metrics.bind("records", lambda: log.records)
     metrics.bind(
         "records_odd",
@@ -100,3 +107,8 @@ def bind_feedback(metrics: Metrics, ledger: Ledger, log: LogTotals, endpoints: C
         "attempts_failed",
         lambda: {key: count for key, count in dict(counts.failed_attempts).items() if key[0] in endpoints},
     )
+
+
+def bind_traces(metrics: Metrics, counts: Mapping[str, int]) -> None:
+    """Show what became of spans."""
+    metrics.bind("trace_spans", lambda: {(result,): float(count) for result, count in counts.items()})

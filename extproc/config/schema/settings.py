@@ -23,6 +23,7 @@ from extproc.config.schema.operation import (
 )
 from extproc.config.schema.pools import Pools, Routes
 from extproc.config.schema.release import Releases
+from extproc.config.schema.tracing import Tracing
 from extproc.config.schema.traffic import IdentitySettings, RateLimits, Tenants, Tiers
 
 
@@ -81,5 +82,7 @@ class Settings(Section):
     """What clients are told."""
     logging: Logging = Logging()
     """extproc's own log."""
+    tracing: Tracing = Tracing()
+    """OpenTelemetry traces of requests."""
     state_dir: FilePath = "state"  # type: ignore[assignment]
     """Folder for what survives a restart (learnt rates, the installation's hash seed)."""
