@@ -65,6 +65,7 @@ class Core:
         self.admission = Admission(self.fleet, self.dispatcher, self.models)
         self.releases = Releases(self._has_version, on_released)
         self.dispatcher.version_for = self.releases.version_for
+        self.admission.on_trial = self.releases.on_trial
         self.shadows = Shadows()
         self._on_settled = on_settled
         self._prior_rates: Mapping[str, float] = {}

@@ -32,7 +32,7 @@ from extproc.api.request import InferenceRequest
 from extproc.fleet.endpoint import Endpoint, Lifecycle, Role
 from extproc.fleet.fleet import Fleet
 from extproc.fleet.model_stats import ModelStats
-from extproc.ledger import Settlement
+from extproc.ledger import Lease, Settlement
 from extproc.limits.headers import rate_headers
 from extproc.limits.headers import refused as limit_refusal
 from extproc.limits.limit import LimitRules, Scopes
@@ -77,6 +77,9 @@ class Admission:
         self.counts = AdmissionCounts()
         self.queues: dict[str, PoolQueue] = {}
         self.circuits: dict[str, Circuit] = {}
+        self.on_trial: Callable[[Lease], bool] = lambda lease: False
+        """Whether a request went to the candidate of a release: its failures are the release's to judge, and must not close
+        the pool to everybody else."""
         self.on_stage: Callable[[str, str], None] | None = None
         """Hears a request's id and the stage it is through with: match, limit. For traces; None: nobody listens."""
         self._fleet = fleet
@@ -412,7 +415,7 @@ class Admission:
 
     def _tell_circuit(self, settlement: Settlement, now: float) -> None:
         pool, busy = settlement.lease.pool, settlement.reason == "busy"
-        if settlement.outcome is Outcome.NEUTRAL and not busy:
+        if (settlement.outcome is Outcome.NEUTRAL and not busy) or self.on_trial(settlement.lease):
             return
         circuit = self.circuits.get(pool)
         failed = settlement.outcome is Outcome.FAILURE

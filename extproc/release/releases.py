@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from extproc.ledger import Settlement
+from extproc.ledger import Lease, Settlement
 from extproc.outcome import Outcome
 from extproc.release.plan import Plan
-from extproc.release.rollout import Event, Refused, Rollout
+from extproc.release.rollout import Event, Refused, Rollout, State
 from extproc.release.split import version_at
 from extproc.release.watch import Watch
 
@@ -73,6 +73,13 @@ class Releases:
             return
         ttft_s = settlement.end.ttft_s if settlement.end is not None and lease.stream and not failed else None
         rollout.watch.request(candidate=lease.arm == rollout.plan.candidate, failed=failed, ttft_s=ttft_s)
+
+    def on_trial(self, lease: Lease) -> bool:
+        """Whether this request went to a candidate that has not been found good yet."""
+        rollout = self.rollouts.get(lease.pool) if lease.arm else None
+        if rollout is None or rollout.state is State.COMPLETE:
+            return False
+        return lease.version == rollout.plan.candidate
 
     def score(self, pool: str, version: str, value: float) -> None:
         """A quality score of one answer of a version; higher is better. Raises :class:`Refused`."""
