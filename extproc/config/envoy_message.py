@@ -79,6 +79,9 @@ def parse(document: Document, path: NodePath, data: object, message: Message) ->
     if not any(problem.fatal for problem in reader.problems):
         try:
             json_format.ParseDict(kept, message)
+        except KeyError as error:
+            # The parser's own word for a well-known type in an `Any` without its `value`.
+            reader.report(path, f"Envoy would refuse this: a key {error} is missing")
         except (json_format.ParseError, TypeError, ValueError) as error:
             reader.report(path, f"Envoy would refuse this: {str(error).splitlines()[0]}")
     return reader.problems
