@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 
 _VERSION = re.compile(r'^cluster_manager\.cds\.version_text: "(.*)"$', re.MULTILINE)
-_REJECTED = re.compile(r"^cluster_manager\.cds\.update_rejected: (\d+)$", re.MULTILINE)
+_REJECTED = re.compile(r"^cluster_manager\.cds\.update_(?:rejected|failure): (\d+)$", re.MULTILINE)
+"""``failure``: the file did not become a message at all, as with an unknown type of extension."""
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 
 
@@ -49,16 +50,24 @@ class EnvoyAdmin:
         active = await self._dump("dynamic_active_clusters")
         return active - await self._dump("dynamic_warming_clusters") if active else active
 
+    async def listed(self) -> frozenset[str]:
+        """Names of the clusters that came from us and that requests can be sent to, in whatever form.
+
+        Raises:
+            AdminUnreachable: no answer.
+        """
+        return await self._dump("dynamic_active_clusters")
+
     async def cds(self) -> CdsState:
         """Version and rejections of the published file.
 
         Raises:
             AdminUnreachable: no answer.
         """
-        query = {"filter": r"^cluster_manager\.cds\.(version_text|update_rejected)$"}
+        query = {"filter": r"^cluster_manager\.cds\.(version_text|update_rejected|update_failure)$"}
         _, text = await self._get("/stats", query)
-        version, rejected = _VERSION.search(text), _REJECTED.search(text)
-        return CdsState(version[1] if version else "", int(rejected[1]) if rejected else 0)
+        version = _VERSION.search(text)
+        return CdsState(version[1] if version else "", sum(map(int, _REJECTED.findall(text))))
 
     async def close(self) -> None:
         """Close the connections."""

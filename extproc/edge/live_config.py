@@ -7,6 +7,8 @@ Rules of this file:
   empty a pool);
 - additions: publish, wait until Envoy uses the clusters, then swap the snapshot. Removals: swap, wait for the leases or the
   deadline, then publish without them. A file that Envoy refuses keeps the old snapshot;
+- a new cluster that Envoy has not got in time (its name does not resolve) is left out until it is there: a decision
+  for it would be an error for the client;
 - one change at a time; what came meanwhile is read afterwards, so the newest files always win;
 - addresses that DNS changed are swapped in without touching Envoy: it asks DNS itself.
 """
@@ -17,6 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from extproc.config.load import load
@@ -28,6 +31,8 @@ from extproc.edge.watcher import Fingerprint, changes, fingerprint
 from extproc.fleet.endpoint import EndpointSpec
 
 log = logging.getLogger(__name__)
+
+_LISTING_POLL_S = 0.5
 
 
 class LiveConfig:
@@ -56,6 +61,8 @@ class LiveConfig:
         self._on_reload = on_reload
         self._lock = asyncio.Lock()
         self._removal: asyncio.Task[None] | None = None
+        self._unlisted: frozenset[str] = frozenset()
+        self._listing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Resolve, publish and install the first snapshot."""
@@ -63,6 +70,7 @@ class LiveConfig:
         outcome = await self._publisher.publish(self.snapshot.clusters.resources)
         if outcome is Publication.REFUSED:
             log.error("Envoy refuses the published clusters; its log says why")
+        await self._hold_back(outcome, self.snapshot, known=frozenset())
         self._swap(self.snapshot)
         self._on_reload(self.snapshot.generation, True)
 
@@ -73,9 +81,9 @@ class LiveConfig:
             while True:
                 await self._watch_once()
         finally:
-            names.cancel()
-            if self._removal is not None:
-                self._removal.cancel()
+            for task in (names, self._removal, self._listing):
+                if task is not None:
+                    task.cancel()
 
     async def reload(self, *, allow_removals: bool = False) -> tuple[Problem, ...]:
         """Read the files and take them over; returns what is wrong, nothing when they were taken.
@@ -90,6 +98,11 @@ class LiveConfig:
                     self._guard_removals(current, snapshot)
             except ConfigError as error:
                 return self._refuse(error.problems)
+            except Exception:
+                # A fault of ours must not end the watching: the old state stays and the next edit is read.
+                log.exception("configuration not read")
+                message = "extproc failed to read this; its log says where. The old state stays"
+                return self._refuse([Problem(str(self.config_path), 0, message)])
             self._resolver.watch(snapshot.clusters.dns)
             await self._resolver.refresh()
             try:
@@ -101,6 +114,7 @@ class LiveConfig:
                 self._resolver.watch(current.clusters.dns)
                 message = "Envoy refuses these clusters (its log says why); the last good ones stay"
                 return self._refuse([Problem(str(snapshot.settings.envoy.clusters), 0, message)])
+            await self._hold_back(outcome, snapshot, known=current.clusters.names.keys() - self._unlisted)
             self._swap(snapshot)
             self._on_reload(snapshot.generation, True)
             self.problems = ()
@@ -136,7 +150,28 @@ class LiveConfig:
 
     def _swap(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self._install(snapshot, snapshot.clusters.expand(self._resolver.addresses))
+        specs = snapshot.clusters.expand(self._resolver.addresses)
+        self._install(snapshot, tuple(spec for spec in specs if spec.cluster not in self._unlisted))
+
+    async def _hold_back(self, outcome: Publication, snapshot: Snapshot, known: AbstractSet[str]) -> None:
+        """Keep away from new clusters that Envoy has not got yet; a task gives them free one by one."""
+        if self._listing is not None:
+            self._listing.cancel()
+            self._listing = None
+        if self._unlisted or outcome in (Publication.LATE, Publication.REFUSED):
+            self._unlisted = await self._publisher.unlisted(snapshot.clusters.resources) - known
+        if self._unlisted:
+            log.warning("clusters that Envoy does not use yet", extra={"clusters": sorted(self._unlisted)})
+            self._listing = asyncio.create_task(self._wait_for_listing())
+
+    async def _wait_for_listing(self) -> None:
+        while self._unlisted:
+            await asyncio.sleep(_LISTING_POLL_S)
+            async with self._lock:
+                left = self._unlisted & await self._publisher.unlisted(self.snapshot.clusters.resources)
+                if left != self._unlisted:
+                    self._unlisted = left
+                    self._swap(self.snapshot)
 
     async def _readdress(self) -> None:
         async with self._lock:

@@ -118,6 +118,15 @@ class Publisher:
         self._live = wanted
         return True
 
+    async def unlisted(self, resources: Sequence[Resource]) -> frozenset[str]:
+        """Names of clusters that Envoy cannot send requests to yet; none when it cannot be asked."""
+        if self._admin is None:
+            return frozenset()
+        try:
+            return frozenset(resource["name"] for resource in resources) - await self._admin.listed()
+        except AdminUnreachable:
+            return frozenset()
+
     def removes(self, resources: Sequence[Resource]) -> bool:
         """Whether something live is not in ``resources``: whether :meth:`finish_removal` has work to do."""
         return render(union(self._live, resources)) != render(resources)
