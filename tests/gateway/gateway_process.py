@@ -172,10 +172,14 @@ async def running_gateway(
     live.mkdir()
     admin_port, envoy_admin_port = free_port(), free_port()
     merged: dict[str, Any] = {
-        "listen": {"grpc": "unix:live/p.sock", "admin": f"127.0.0.1:{admin_port}"},
         "envoy": {"clusters": "clusters.yaml", "live": "live", "admin": f"127.0.0.1:{envoy_admin_port}"},
         "logging": {"level": "debug"},
         **(settings or {}),
+    }
+    merged["listen"] = {
+        "grpc": "unix:live/p.sock",
+        "admin": f"127.0.0.1:{admin_port}",
+        **merged.get("listen", {}),
     }
     (directory / "extproc.yaml").write_text(yaml.safe_dump(merged, sort_keys=False))
     write_clusters(directory / "clusters.yaml", clusters)
