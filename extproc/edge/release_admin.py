@@ -42,12 +42,15 @@ class _Pages:
         self._shadows = shadows
 
     async def list(self, request: web.Request) -> web.StreamResponse:
+        """Every release: state, share, what was seen of both versions."""
         return _json({"releases": self._releases.report()})
 
     async def shadow(self, request: web.Request) -> web.StreamResponse:
+        """Copies of shadow traffic beside their originals."""
         return _json({"shadow": self._shadows.report()})
 
     async def order(self, request: web.Request) -> web.StreamResponse:
+        """Pause, promote or roll back the release of a pool."""
         said = await _body(request)
         reason = said.get("reason", "")
         if not isinstance(reason, str) or len(reason) > _LONGEST_REASON:
@@ -59,6 +62,7 @@ class _Pages:
         return _json(asdict(event))
 
     async def score(self, request: web.Request) -> web.StreamResponse:
+        """Take the quality score of one answer of a version."""
         said = await _body(request)
         version, score = said.get("version"), said.get("score")
         if not isinstance(version, str) or isinstance(score, bool) or not isinstance(score, int | float):
