@@ -31,7 +31,7 @@ from extproc.edge.gatekeeper import Gatekeeper, Hold
 from extproc.edge.grpc_server import GrpcServer
 from extproc.edge.guard_ticket import GUARD, ticket_for
 from extproc.edge.http_server import HttpServer
-from extproc.edge.kv_events import KvEvents
+from extproc.edge.knowledge import Knowledge
 from extproc.edge.live_config import LiveConfig
 from extproc.edge.logs import Logs, request_line
 from extproc.edge.loop_lag import LoopLag
@@ -54,7 +54,6 @@ from extproc.routing.tenant import ANONYMOUS, Tenant
 from extproc.telemetry.admission_bindings import bind_admission
 from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_releases, bind_streams, bind_traces
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
-from extproc.telemetry.kv_bindings import bind_kv_events
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
 
@@ -111,9 +110,12 @@ class Gateway:
         )
         self.own = OwnAnswers(lambda: self.live.snapshot.model_names(), self.ready)
         self.access_log = AccessLogServicer(self._event, self.clock)
+        self.engine_access = EngineAccess()
+        self.knowledge = Knowledge(self.core, settings, self.engine_access)
         self.ext_proc = ExtProcServicer(
             identify=self.gatekeeper.identify,
             decide=self._decide_with_words,
+            prepare=self.knowledge.prepare,
             reply=self.own.reply,
             on_rejected=self._rejected,
             ledger=self.core.ledger,
@@ -125,7 +127,6 @@ class Gateway:
         )
         self.metrics = Metrics(self.core.fleet.endpoints, self.clock)
         self.lag = LoopLag(self.metrics.lagged)
-        self.engine_access = EngineAccess()
         self.scraper = Scraper(
             self.core.fleet,
             ScrapeSettings(settings.scrape.interval, settings.scrape.timeout, settings.scrape.max_bytes),
@@ -133,11 +134,6 @@ class Gateway:
             on_result=self._scraped,
         )
         self.guard = StreamGuard(self._guarded, self.clock)
-        self.kv_events = KvEvents(
-            self.core.fleet.endpoints,
-            self.core.view.ranks,
-            replay_timeout_s=settings.kv_events.replay_timeout,
-        )
         self.shadow = ExtProcServicer(
             identify=lambda head, metadata: ANONYMOUS,
             decide=self.releases.decide_copy,
@@ -175,7 +171,7 @@ class Gateway:
         for work in (
             self.live.run(),
             self.scraper.run(),
-            self.kv_events.run(),
+            self.knowledge.run(),
             self.warm_up.run(),
             self.lag.run(),
             self._housekeep(),
@@ -199,6 +195,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.gatekeeper.close()
         await self.releases.save()
+        self.knowledge.close()
         await self.admin.stop()
         if self.envoy_admin is not None:
             await self.envoy_admin.close()
@@ -317,6 +314,7 @@ class Gateway:
         self.answers.upstream_keys = snapshot.upstream_keys
         self.metrics.models.know(frozenset(name for name, _ in snapshot.model_names()))
         self.engine_access.install(snapshot.clusters.tls)
+        self.knowledge.install(snapshot)
         self.answers.forget()
 
     async def _removed_are_idle(self) -> None:
@@ -363,13 +361,13 @@ class Gateway:
         return bool(clusters.resources) or not clusters.names
 
     def _bind_metrics(self) -> None:
-        index, precise = self.core.view.index, self.core.view.precise
+        index = self.core.view.index
         bind_streams(self.metrics, self.ext_proc.counts)
         bind_admission(self.metrics, self.core.admission, self.clock)
         bind_guard(self.metrics, self.guard.counts)
         bind_releases(self.metrics, self.core.releases, self.core.shadows, self.releases.events)
         bind_feedback(self.metrics, self.core.ledger, self.access_log.counts, self.core.fleet.endpoints)
-        bind_kv_events(self.metrics, self.core.view, self.kv_events, self.core.fleet.endpoints)
+        self.knowledge.bind(self.metrics)
         if self.tracing is not None:
             self.core.admission.on_stage = self.tracing.traces.passed
             bind_traces(self.metrics, self.tracing.exporter.counts)
@@ -378,7 +376,7 @@ class Gateway:
         self.metrics.bind_caches(
             {
                 "prefix_index": (lambda: index.entries, lambda: index.cap),
-                "precise_index": (lambda: precise.entries, lambda: precise.max_blocks),
+                **self.knowledge.caches(),
                 "limit_clients": (
                     lambda: self.core.admission.limiter.clients,
                     lambda: self.core.admission.limiter.max_clients,

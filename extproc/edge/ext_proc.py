@@ -68,6 +68,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         *,
         identify: Callable[[RequestHead, Any], Tenant | Rejection],
         decide: Callable[[InferenceRequest, Tenant, Hold], Awaitable[Decision | Rejection]],
+        prepare: Callable[[InferenceRequest, bytes | None, Tenant], Awaitable[None]] | None = None,
         reply: Callable[[RequestHead, Tenant | Rejection], ep.ProcessingResponse | None],
         on_rejected: Callable[[InferenceRequest | None, Rejection], None],
         ledger: Ledger,
@@ -81,6 +82,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         self.limits = limits
         self._identify = identify
         self._decide = decide
+        self._prepare = prepare
         self._reply = reply
         self._on_rejected = on_rejected
         self._ledger = ledger
@@ -184,6 +186,8 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
             request = await _read(head, exchange.body, self.limits.max_plain_bytes)
             if self._on_read is not None:
                 self._on_read(request, visit.began)
+            if self._prepare is not None:
+                await self._prepare(request, request.plain or exchange.body, tenant)
             decided = await self._decide(request, tenant, hold)
         except BadRequest as error:
             decided = error.rejection

@@ -24,7 +24,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ import aiohttp
 import msgspec
 import zmq
 
-from extproc.fleet.endpoint import Endpoint
+from extproc.edge.scraper import Access
+from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.kvcache.rank import Rank
 from extproc.kvcache.ranks import Ranks
 
@@ -80,12 +81,14 @@ class KvEvents:
         endpoints: Mapping[str, Endpoint],
         ranks: Ranks,
         *,
+        access: Callable[[EndpointSpec], Access] = lambda spec: Access(),
         replay_timeout_s: float = 5.0,
         turn_s: float = _TURN_S,
     ) -> None:
         self.replay_timeout_s = replay_timeout_s
         self._endpoints = endpoints
         self._ranks = ranks
+        self._access = access
         self._turn_s = turn_s
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 65_535)
@@ -304,7 +307,14 @@ class KvEvents:
         spec = endpoint.spec
         try:
             url = f"{'https' if spec.tls else 'http'}://{spec.address}/kv_event_sources"
-            async with session.get(url, allow_redirects=False) as reply:
+            access = self._access(spec)
+            async with session.get(
+                url,
+                headers=access.headers,
+                ssl=access.ssl,
+                server_hostname=access.server_hostname if spec.tls else None,
+                allow_redirects=False,
+            ) as reply:
                 body = await reply.content.read(1 << 20)
                 if reply.status == 200 and (places := _places(endpoint, body)):
                     self._told[spec.key] = (spec, places)

@@ -54,6 +54,11 @@ class TokenizerPool:
         return sum(one.memo.tokens for one in self._loaded.values() if one is not None)
 
     @property
+    def cap(self) -> int:
+        """Bound of ``remembered`` (gauge)."""
+        return self._max_tokens * max(len(self._loaded), 1)
+
+    @property
     def broken(self) -> list[str]:
         """Pools whose tokenizer gave other tokens in pieces than as a whole, and no longer remembers."""
         return [

@@ -105,6 +105,20 @@ MIRRORED = (
         "(event types), and blocks: orphan, skipped (other attention kinds, sizes, media), no_room.",
         ("why",),
     ),
+    Mirrored(
+        "tokenizer_requests",
+        "counter",
+        "Requests of pools with a tokenizer: tokens, late (not in time), busy, not_followed (media and other bodies that "
+        "are not tokenised here), refused (by the chat template), failed.",
+        ("result",),
+    ),
+    Mirrored(
+        "tokenizer_broken",
+        "gauge",
+        "1 for pools whose tokenizer gave other tokens in pieces than as a whole, and now works without its memory.",
+        ("pool",),
+    ),
+    Mirrored("adapters_known", "gauge", "LoRA adapters that engines told of."),
     Mirrored("kv_events_gaps", "counter", "Messages found missing."),
     Mirrored("kv_events_restarts", "counter", "Engine restarts seen in KV events or metrics."),
     Mirrored("kv_events_replays", "counter", "Replays asked of engines, and those that failed.", ("what",)),
