@@ -23,6 +23,8 @@ MOST_COLUMNS = 12
 """Candidates shown at most, however wide the screen; ``--json`` has more."""
 _GAP = 2
 _HELD = "tokens held"
+_PLAIN = "via_upstream"
+"""Envoy's response details when the engine answered and nothing else is to be said."""
 
 
 def explain(record: Mapping[str, Any]) -> RenderableType:
@@ -45,7 +47,9 @@ def why(record: Mapping[str, Any]) -> str:
     if not most:
         return f"nobody holds any of the prompt; {name} costs least{costs}"
     if held == most:
-        return f"{name} holds {held} of {record['prompt_tokens']} prompt tokens, as much as anyone{costs}"
+        others = any(row["matched_tokens"] == most for row in rows[1:])
+        rank = "no other more" if others else "no other as much"
+        return f"{name} holds {held} of {record['prompt_tokens']} prompt tokens, {rank}{costs}"
     there, here = (f" ({_seconds(row['cost'])} s)" if costs else "" for row in (holder, best))
     return (
         f"{names[holder['endpoint']]} holds {most} tokens and {name} {held}, "
@@ -184,8 +188,9 @@ def _ended(record: Mapping[str, Any]) -> Table:
         counts = (("in", "input_tokens"), ("of them cached", "cached_tokens"), ("out", "output_tokens"))
         said = ", ".join(f"{word} {outcome[name]}" for word, name in counts if outcome[name] is not None)
         _fact(table, "tokens", said or "not reported")
-        if outcome["flags"] or outcome["details"]:
-            _fact(table, "Envoy", " ".join([*outcome["flags"], outcome["details"]]))
+        details = "" if outcome["details"] == _PLAIN else outcome["details"]
+        if outcome["flags"] or details:
+            _fact(table, "Envoy", " ".join([*outcome["flags"], details]).strip())
     return table
 
 

@@ -98,8 +98,11 @@ def test_the_reason_in_a_sentence() -> None:
     assert why(record(1)) == "engine-0 was the only one that could take it"
     assert why(record(3)) == "nobody holds any of the prompt; engine-0 costs least, 0.250 s"
     assert why(record(3, holder=0)) == (
-        "engine-0 holds 6000 of 6200 prompt tokens, as much as anyone, 0.250 s"
+        "engine-0 holds 6000 of 6200 prompt tokens, no other as much, 0.250 s"
     )
+    both = record(3, holder=0)
+    both["candidates"][1]["matched_tokens"] = 6000
+    assert "no other more" in why(both)
     assert why(record(3, holder=2)) == (
         "engine-2 holds 6000 tokens and engine-0 0, but the first costs more (0.500 s) than the second (0.250 s)"
     )
