@@ -3,9 +3,9 @@
     python -m loadtest.canary                 2,000 seeded runs a case (minutes on two cores)
     python -m loadtest.canary --runs 200
 
-Each run is the whole plan ``5 % 5 m, 25 % 10 m, 50 % 30 m, 100 %`` with the real state machine, second by second.
-Requests come as a Poisson process; the load goes up and down by half over the run, and TTFT with it (so that comparing different times
-would mislead); errors are independent; TTFT is log-normal with sigma 0.6, which puts its p99 at four times its median.
+Each run is the whole plan ``5 % 5 m, 25 % 10 m, 50 % 30 m, 100 %`` with the real state machine, second by second. Requests
+come as a Poisson process; the load goes up and down by half over the run, and TTFT with it (so that comparing different
+times would mislead); errors are independent; TTFT is log-normal with sigma 0.6, which puts its p99 at four times its median.
 A bad version is missed when it reaches 100 %. The bounds are Wilson's, 95 %.
 """
 

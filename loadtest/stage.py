@@ -25,7 +25,8 @@ from loadtest.client import Target
 from loadtest.processes import REPOSITORY, Processes, free_port, listening, python
 
 MODEL = "m"
-_EXT_PROC = "envoy.filters.http.ext_proc"
+_ASKING = ("envoy.filters.http.ext_proc", "first-token", "whole-stream")
+"""Filters that ask extproc."""
 _ROUTER = "envoy.filters.http.router"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
@@ -98,7 +99,8 @@ def bare_config(config: Config, port: int, admin_port: int, engine_port: int) ->
     placed.pop("dynamic_resources", None)
     placed["static_resources"]["clusters"] = [_engine_cluster("engine", engine_port)]
     manager = _manager(placed)
-    manager["http_filters"] = [one for one in manager["http_filters"] if one["name"] != _EXT_PROC]
+    manager["http_filters"] = [one for one in manager["http_filters"] if one["name"] not in _ASKING]
+    del placed["static_resources"]["listeners"][1:]
     manager.pop("access_log", None)
     manager.pop("access_log_options", None)
     for one in manager["http_filters"]:
@@ -107,6 +109,7 @@ def bare_config(config: Config, port: int, admin_port: int, engine_port: int) ->
     for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
         action = route["route"]
         action.pop("inline_cluster_specifier_plugin", None)
+        action.pop("request_mirror_policies", None)
         action["cluster"] = "engine"
         action.get("retry_policy", {}).pop("refresh_cluster_on_retry", None)
     return placed
