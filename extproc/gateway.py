@@ -134,13 +134,14 @@ class Gateway:
             on_result=self._scraped,
         )
         self.guard = StreamGuard(self._guarded, self.clock)
+        self.copy_answers = Answers()
         self.shadow = ExtProcServicer(
             identify=lambda head, metadata: ANONYMOUS,
             decide=self.releases.decide_copy,
             reply=lambda head, tenant: None,
             on_rejected=self._rejected,
             ledger=self.core.ledger,
-            answers=self.answers,
+            answers=self.copy_answers,
             limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
             clock=self.clock,
         )
@@ -217,7 +218,7 @@ class Gateway:
         began = self.clock()
         while (waited := self.clock() - began) < grace_s:
             heard = waited > _NOTICE_S or not self.access_log.counts.streams
-            if heard and not self.ext_proc.counts.in_flight:
+            if heard and not self.ext_proc.counts.in_flight and not self.guard.counts.streams:
                 return
             await asyncio.sleep(0.05)
 
@@ -312,6 +313,10 @@ class Gateway:
         self.releases.install(snapshot.settings)
         self.answers.tenants = snapshot.identity.enabled
         self.answers.upstream_keys = snapshot.upstream_keys
+        # A copy comes with the key that its original's engines want.
+        self.copy_answers.tenants = snapshot.identity.enabled or bool(snapshot.upstream_keys)
+        self.copy_answers.upstream_keys = snapshot.upstream_keys
+        self.copy_answers.forget()
         self.metrics.models.know(frozenset(name for name, _ in snapshot.model_names()))
         self.engine_access.install(snapshot.clusters.tls)
         self.knowledge.install(snapshot)
