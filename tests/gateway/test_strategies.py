@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.scheduling.registry import NAMES
+from tests.gateway.envoy_process import until
 from tests.gateway.replicas import Answer, Replicas, running_replicas, spread, tokens
 
 ENGINES = {
@@ -114,17 +115,29 @@ async def test_strategies_that_learn_do_not_run_to_the_one_that_was_best(
 
 
 async def test_queue_depth_goes_around_the_engine_that_computes_long_prompts(replicas: Replicas) -> None:
+    for name in ENGINES:
+        await replicas.fault(name, slow=6)
     busy = [asyncio.create_task(ask(replicas, "round-robin", tokens(6000, f"long {n}"))) for n in range(2)]
 
     async def unstarted() -> list[str]:
         return [name for name, row in (await replicas.extproc.fleet()).items() if row["unstarted"]]
 
     try:
-        while len(loaded := await unstarted()) < 2:
-            await asyncio.sleep(0.01)
-        assert (await ask(replicas, "queue-depth")).endpoint not in loaded
+        await until(lambda: len_is(unstarted(), 2), 10.0, "two engines compute a long prompt")
+        loaded = await unstarted()
+        idle = asyncio.create_task(ask(replicas, "queue-depth"))
+        await until(lambda: len_is(unstarted(), 3), 10.0, "the third has something to do as well")
+        for name in ENGINES:
+            await replicas.fault(name, slow=1)
+        assert (await idle).endpoint not in loaded
     finally:
+        for name in ENGINES:
+            await replicas.fault(name, slow=1)
         await asyncio.gather(*busy)
+
+
+async def len_is(listed: Awaitable[list[str]], length: int) -> bool:
+    return len(await listed) == length
 
 
 async def test_consistent_hash_keeps_a_session_and_spreads_sessions(replicas: Replicas) -> None:
