@@ -5,7 +5,7 @@ RUN python -m venv /opt/extproc
 ENV PATH=/opt/extproc/bin:$PATH
 # The dependencies first: they change less often than the code.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir extproc && touch extproc/__init__.py && pip install --no-cache-dir --disable-pip-version-check .
+RUN mkdir extproc && touch extproc/__init__.py && pip install --no-cache-dir --disable-pip-version-check '.[otel]'
 COPY extproc extproc
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --force-reinstall .
 

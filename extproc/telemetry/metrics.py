@@ -129,6 +129,9 @@ class Metrics:
                 registry=registry,
             )
         )
+        for result in ("applied", "rejected"):
+            # A counter that begins with its first event shows no increase by it.
+            self._reloads.of(result)
         self._lag = Histogram(
             "extproc_loop_lag_seconds", "How late the event loop woke up.", buckets=_LAG, registry=registry
         )
