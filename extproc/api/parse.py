@@ -45,10 +45,12 @@ class BadRequest(Exception):
         self.rejection = rejection
 
 
-def parse(head: RequestHead, body: bytes | None, plain: bytes | None = None) -> InferenceRequest:
+def parse(
+    head: RequestHead, body: bytes | None, plain: bytes | None = None, *, partial: bool = False
+) -> InferenceRequest:
     """Read one request. ``body`` is as sent, None or empty when there is none; ``plain`` is its decoded form
     where it came compressed. A compressed body without ``plain`` is not read: the request is routed on its
-    head.
+    head. ``partial``: more of the body is to come, unseen; the model key must do, and it cannot be replaced.
 
     Raises :class:`BadRequest` and nothing else.
     """
@@ -68,6 +70,10 @@ def parse(head: RequestHead, body: bytes | None, plain: bytes | None = None) -> 
         try:
             _read_json(request, readable)
         except ValueError as error:
+            if partial:
+                _read_model_only(request, readable)
+                request.model_span = None
+                return request
             known = api not in _NO_PROMPT_APIS
             if known and (_is_json(media_type) or not media_type):
                 raise BadRequest(_not_json(error)) from None

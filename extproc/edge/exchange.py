@@ -19,7 +19,8 @@ Rules of this file (a "part" is headers, body or trailers; the body mode is told
 
 STREAMED lets the headers go on with the first answer, so nothing but the headers can decide there; only when Envoy sends
 the body without waiting for the header answer is there a body to look at. BUFFERED_PARTIAL may show the first part of a
-body only: then the JSON does not parse and the headers decide. In FULL_DUPLEX_STREAMED every byte must be given back.
+body only: then its model key and the headers decide, and the model cannot be replaced. In FULL_DUPLEX_STREAMED every byte
+must be given back.
 The stream ends after the answer unless the feedback comes by this stream (``stay``): Envoy goes on without us.
 """
 
@@ -81,6 +82,8 @@ class Exchange:
         self.stay = stay
         self.metadata: Any = None
         """Envoy's metadata context as it came with the headers; None: it sent none."""
+        self.partial = False
+        """More of the body is to come, and goes past us."""
         self.response_seen = False
         """The response phase began: the request was sent."""
         self._new_id = new_id
@@ -179,6 +182,7 @@ class Exchange:
     def _body(self, part: ep.HttpBody) -> list[ep.ProcessingResponse]:
         self._chunks.append(part.body)
         self._pending_bodies += 1
+        self.partial = self._mode == _PARTIAL and not part.end_of_stream
         if part.end_of_stream or self._mode in (_BUFFERED, _PARTIAL):
             return self._whole()
         return []

@@ -183,7 +183,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
 
         request: InferenceRequest | None = None
         try:
-            request = await _read(head, exchange.body, self.limits.max_plain_bytes)
+            request = await _read(head, exchange.body, self.limits.max_plain_bytes, exchange.partial)
             if self._on_read is not None:
                 self._on_read(request, visit.began)
             if self._prepare is not None:
@@ -236,7 +236,7 @@ class _Visit:
         self.feedback: StreamFeedback | None = None
 
 
-async def _read(head: RequestHead, body: bytes | None, limit: int) -> InferenceRequest:
+async def _read(head: RequestHead, body: bytes | None, limit: int, partial: bool) -> InferenceRequest:
     encoding = head.headers.get("content-encoding", "")
     plain = None
     if body and encoding and encoding != "identity":
@@ -247,8 +247,8 @@ async def _read(head: RequestHead, body: bytes | None, limit: int) -> InferenceR
             log.info("body not decoded", extra={"request_id": head.id, "reason": str(error)})
             return parse(head, None)
     if len(plain or body or b"") >= _OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse, head, body, plain)
-    return parse(head, body, plain)
+        return await asyncio.to_thread(parse, head, body, plain, partial=partial)
+    return parse(head, body, plain, partial=partial)
 
 
 def _dialect(head: RequestHead | None) -> Dialect:
