@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from aiohttp import WSMsgType, web
 
 
+_PROBES = ("/metrics", "/v1/models")
+"""What extproc asks by itself; clients' requests for them are not sent to engines."""
+
+
 @dataclass(slots=True)
 class Received:
     """One request as it arrived."""
@@ -24,7 +28,7 @@ class Received:
 
 @dataclass(slots=True)
 class EchoEngine:
-    """What it answers may be changed while it runs. ``/metrics`` is 404: such an engine tells nothing."""
+    """What it answers may be changed while it runs. It tells nothing of itself."""
 
     name: str
     port: int = 0
@@ -71,7 +75,7 @@ class EchoEngine:
             setattr(self, name, getattr(fresh, name))
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/metrics":
+        if request.path in _PROBES:
             raise web.HTTPNotFound
         if request.headers.get("upgrade", "").lower() == "websocket":
             return await self._websocket(request)

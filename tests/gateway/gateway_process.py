@@ -158,6 +158,28 @@ def write_clusters(path: Path, clusters: Sequence[Mapping[str, Any]]) -> None:
 
 
 @contextlib.asynccontextmanager
+async def running_extproc(
+    directory: Path, clusters: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None
+) -> AsyncIterator[Extproc]:
+    """extproc alone, for callers of its gRPC service on ``unix:live/p.sock``."""
+    (directory / "live").mkdir()
+    admin_port = free_port()
+    merged = {
+        "listen": {"grpc": "unix:live/p.sock", "admin": f"127.0.0.1:{admin_port}"},
+        "envoy": {"clusters": "clusters.yaml", "live": "live", "admin": f"127.0.0.1:{free_port()}"},
+        **(settings or {}),
+    }
+    (directory / "extproc.yaml").write_text(yaml.safe_dump(merged, sort_keys=False))
+    write_clusters(directory / "clusters.yaml", clusters)
+    extproc = await _start_extproc(directory, admin_port)
+    try:
+        await extproc.ready()
+        yield extproc
+    finally:
+        await extproc.child.stop()
+
+
+@contextlib.asynccontextmanager
 async def running_gateway(
     directory: Path,
     clusters: Sequence[Mapping[str, Any]],
