@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import grpc
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ep_grpc
 
@@ -125,13 +126,13 @@ class StreamGuard(ep_grpc.ExternalProcessorServicer):
         now = self._clock()
         if part == "request_headers":
             headers = _headers(message.request_headers)
+            watch.duplex = message.protocol_config.response_body_mode == ProcessingMode.FULL_DUPLEX_STREAMED
             ticket = read_ticket(headers.get(GUARD, "")) or _UNBOUND
-            watch.duplex = ticket.level is GuardLevel.WHOLE_STREAM
             watch.id, watch.api = headers.get(_REQUEST_ID, ""), ticket.api
             watch.bound_s = ticket.first_s
             watch.stream = GuardedStream(ticket, watch.started)
             await context.write(ep.ProcessingResponse(request_headers=ep.HeadersResponse()))
-            return False
+            return watch.bound_s is None and not watch.duplex
         if part == "response_headers":
             return await self._reply_headers(watch, message.response_headers, now, context)
         if part == "response_body":

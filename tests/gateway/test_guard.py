@@ -165,6 +165,14 @@ async def test_a_stream_that_goes_on_too_long_is_cut_at_an_event(lab: Lab) -> No
 
 
 @pytest.mark.parametrize("level", [FIRST, WHOLE])
+async def test_an_engine_that_breaks_off_is_an_error_of_its_own(lab: Lab, level: str) -> None:
+    lab["a"].cut_after = 0
+    status, _, reply = await lab.post(STREAM, x_guard=level)
+    assert (status, json.loads(reply)["error"]["code"]) == (503, "gateway_error")
+    await lab.extproc.idle()
+
+
+@pytest.mark.parametrize("level", [FIRST, WHOLE])
 async def test_what_is_no_stream_of_tokens_is_left_alone(lab: Lab, level: str) -> None:
     status, _, plain = await lab.post(chat(), x_guard=level)
     assert (status, json.loads(plain)["object"]) == (200, "chat.completion")
