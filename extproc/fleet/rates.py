@@ -8,8 +8,9 @@ Rules of this file:
   time in which it was never idle. Waiting for anything else only makes samples smaller, so the estimate is an
   upper-middle quantile of the last few;
 - the fewer and older the samples, the more the prior counts: what was once slow, and therefore gets no
-  samples, is believed to be as fast as its peers again after a minute or two, and tried. The prior is the
-  pool's setting until peers have samples, then their median;
+  samples, is believed to be as fast as its peers again after a minute or two, and tried. If that try is much
+  faster than what was seen before the silence, the old samples are about another time and go: nothing makes a
+  sample too fast. The prior is the pool's setting until peers have samples, then their median;
 - **overhead** (s): lower quartile of the TTFT of requests with hardly any prefill;
 - differences from the prior that may be noise are not acted on (:mod:`extproc.fleet.noise`);
 - **completion interval** (s): mean gap between completions while others were running; **service** (s): mean
@@ -32,6 +33,8 @@ _QUANTILE = 0.6
 _MIN_TOKENS = 256
 _HALF_LIFE_S = 45.0
 _PRIOR_SAMPLES = 2.0
+_RECOVERED = 1.5
+_SHORTEST_S = 1e-6
 _BUSY_S = 2.0
 _MIN_GENERATED = 32
 
@@ -105,7 +108,7 @@ class Rates:
             self.overhead = min(_quantile(self._overheads, 0.25), 1.0)
         elif uncached_tokens >= _MIN_TOKENS and backlog_at_decision <= uncached_tokens:
             # A TTFT near the overhead says little; at least a fifth of it is taken to be prefill.
-            self._sample(work / max(ttft_s - self.overhead, ttft_s / 5), now)
+            self._sample(work / max(ttft_s - self.overhead, ttft_s / 5, _SHORTEST_S), now)
 
     def observe_counters(self, computed_tokens: float, seconds: float, busy: bool, now: float) -> None:
         """The engine computed this many prompt tokens in the last ``seconds``; ``busy``: it was never out of
@@ -164,6 +167,8 @@ class Rates:
         return self._gap if self._gaps >= 8 else by_service
 
     def _sample(self, rate: float, now: float) -> None:
+        if now - self._sampled_at > _HALF_LIFE_S and rate > _RECOVERED * self.measured:
+            self._samples.clear()
         self._samples.append(min(max(rate, self.prior / 100), self.prior * 100))
         self._sampled_at = now
         self._estimate(now)

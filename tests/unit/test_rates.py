@@ -63,6 +63,20 @@ def test_recovery_is_learned_from_new_samples() -> None:
     assert rates.prefill_at(12.0) == pytest.approx(8000, rel=0.1)
 
 
+def test_one_fast_sample_after_a_long_silence_ends_a_slow_reputation() -> None:
+    rates = Rates(8000.0)
+    teach(rates, 1600.0)
+    rates.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 90.0)
+    assert rates.prefill_at(91.0) == 8000.0
+
+
+def test_one_fast_sample_among_slow_ones_does_not() -> None:
+    rates = Rates(8000.0)
+    teach(rates, 1600.0)
+    rates.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 2.0)
+    assert rates.prefill_at(3.0) < 4000.0
+
+
 def test_a_request_that_mostly_waited_for_others_teaches_nothing() -> None:
     rates = Rates(8000.0)
     for _ in range(12):
