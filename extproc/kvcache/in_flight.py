@@ -2,8 +2,9 @@
 
 Rules of this file:
 
-- a prompt counts as held from the decision until its request ends: while it runs its blocks are pinned in the
-  engine, and by its end the engine's events have told of them;
+- a prompt counts as held from the decision until its request has ended and the engine's next message after that
+  was taken: while it runs its blocks are pinned in the engine, and the message that tells of the last of them may
+  come after the end. An engine that then keeps silent is believed after two calls of ``tidy``;
 - only every 16th block of a prompt is entered, so the work is small; from the deepest one that matches, the
   newest prompt entered there is compared block by block;
 - size is bounded by the open leases.
@@ -11,7 +12,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _STRIDE = 16
 
@@ -39,6 +40,9 @@ class InFlight:
     def __init__(self) -> None:
         self._marks: dict[int, dict[int, list[Hold]]] = {}
         self._of_slot: dict[int, dict[Hold, None]] = {}
+        self._ended: dict[int, list[tuple[Hold, int]]] = {}
+        """Slot -> ended, with the messages taken by then."""
+        self._ended_before: list[Hold] = []
 
     def __len__(self) -> int:
         return sum(map(len, self._of_slot.values()))
@@ -50,6 +54,31 @@ class InFlight:
         for at in range(0, len(chain), _STRIDE):
             self._marks.setdefault(chain[at], {}).setdefault(slot, []).append(hold)
         return hold
+
+    def end(self, hold: Hold, taken: int) -> None:
+        """Its request ended; ``taken``: messages of its slot's engine taken so far."""
+        self._ended.setdefault(hold.slot, []).append((hold, taken))
+
+    def settle(self, taken: Callable[[int], int]) -> None:
+        """Release what ended before messages that were taken since."""
+        for slot in list(self._ended):
+            now = taken(slot)
+            left = []
+            for hold, then in self._ended[slot]:
+                if now > then:
+                    hold.release()
+                else:
+                    left.append((hold, then))
+            if left:
+                self._ended[slot] = left
+            else:
+                del self._ended[slot]
+
+    def tidy(self) -> None:
+        """Release what ended before the last call. Call it once a second or so."""
+        for hold in self._ended_before:
+            hold.release()
+        self._ended_before = [hold for holds in self._ended.values() for hold, _ in holds]
 
     def match(self, chain: Sequence[int]) -> dict[int, int]:
         """Slot -> leading blocks that it is about to hold."""

@@ -103,6 +103,7 @@ class Rank:
         "counts",
         "shelf",
         "state",
+        "taken",
         "wants",
     )
 
@@ -134,6 +135,8 @@ class Rank:
         self._tries = 0
         self._todo: deque[bytes] = deque()
         self._work: Iterator[int] | None = None
+        self.taken = 0
+        """Messages taken into the index."""
 
     @property
     def exact(self) -> bool:
@@ -222,6 +225,7 @@ class Rank:
             self._work = self._read(self._todo.popleft())
         if next(self._work, None) is None:
             self._work = None
+            self.taken += 1
         return self._work is not None or bool(self._todo)
 
     def _read(self, payload: bytes) -> Iterator[int]:

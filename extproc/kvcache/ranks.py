@@ -54,6 +54,10 @@ class Ranks:
         for rank in self.of(slot).values():
             rank.restarted()
 
+    def taken(self, slot: int) -> int:
+        """Messages taken from the slot's ranks."""
+        return sum(rank.taken for rank in self.of(slot).values())
+
     def exact(self, slot: int) -> bool:
         """Whether what the events say is all that the endpoint holds."""
         ranks = self.of(slot)

@@ -55,9 +55,10 @@ class Look:
 class Claim:
     """What one prompt brought to one endpoint. Exactly one of ``keep`` and ``undo`` should follow."""
 
-    __slots__ = ("_blocks", "_hold")
+    __slots__ = ("_blocks", "_hold", "_view")
 
-    def __init__(self, blocks: approximate.Claim, hold: Hold | None) -> None:
+    def __init__(self, view: CacheView, blocks: approximate.Claim, hold: Hold | None) -> None:
+        self._view = view
         self._blocks = blocks
         self._hold = hold
 
@@ -70,7 +71,8 @@ class Claim:
         """The engine really got the prompt, and its request has ended."""
         self._blocks.keep()
         if self._hold is not None:
-            self._hold.release()
+            view = self._view
+            view.in_flight.end(self._hold, view.ranks.taken(self._hold.slot))
 
     def undo(self) -> None:
         """The engine never got the prompt."""
@@ -136,6 +138,7 @@ class CacheView:
         tokens = look.tokens
         held = {slot: tokens(blocks) for slot, blocks in self.index.expect(look.hashes).items()}
         if look.packed is not None and self.ranks:
+            self.in_flight.settle(self.ranks.taken)
             for size, exact in self.ranks.by_size().items():
                 chain = self._chain(look, size)[: self._most(look, size)]
                 told = self.precise.match(chain)
@@ -156,6 +159,7 @@ class CacheView:
         size = self.ranks.block_size(endpoint.slot) if look.packed is not None else None
         if size is None:
             return about
+        self.in_flight.settle(self.ranks.taken)
         chain = self._chain(look, size)[: self._most(look, size)]
         told = self.precise.match(chain).get(endpoint.slot, 0)
         known = int(max(told, self.in_flight.match_of(endpoint.slot, chain)) * size)
@@ -169,7 +173,7 @@ class CacheView:
         size = self.ranks.block_size(endpoint.slot) if look.packed is not None else None
         if size is not None:
             hold = self.in_flight.add(endpoint.slot, self._chain(look, size))
-        return Claim(blocks, hold)
+        return Claim(self, blocks, hold)
 
     def answered(self, endpoint: Endpoint, look: Look, output_tokens: int) -> None:
         """The prompt's answer took room in the endpoint's cache, and the conversation may go on from it."""
@@ -198,6 +202,7 @@ class CacheView:
         """Forget some of what should be gone. Call it when idle."""
         self.index.drain()
         self.precise.drain()
+        self.in_flight.tidy()
 
     def _chain(self, look: Look, size: int) -> list[int]:
         chain = look.chains.get(size)

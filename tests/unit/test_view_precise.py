@@ -77,6 +77,30 @@ def test_a_prompt_on_its_way_counts_from_the_decision_until_its_end() -> None:
     assert caches.match(look) == {}
 
 
+def test_a_prompt_stays_held_until_its_engine_has_spoken_after_its_end() -> None:
+    caches, engine = view(), KvEngine()
+    engine.prompt([99] * BLOCK)
+    rank = live(caches, 0, engine)
+    look = caches.look(prompt(), "m")
+    caches.claim(endpoint(0), look).keep()
+    assert caches.match(look) == {0: 36}
+    engine.prompt([98] * BLOCK)
+    pump(rank, engine)
+    assert caches.match(look) == {}
+
+
+def test_an_engine_that_keeps_silent_is_believed_after_a_while() -> None:
+    caches, engine = view(), KvEngine()
+    engine.prompt([99] * BLOCK)
+    live(caches, 0, engine)
+    look = caches.look(prompt(), "m")
+    caches.claim(endpoint(0), look).keep()
+    caches.drain()
+    caches.drain()
+    assert caches.match(look) == {}
+    assert len(caches.in_flight) == 0
+
+
 def test_a_follower_shares_what_it_has_in_common_with_the_prompt_on_its_way() -> None:
     caches, engine = view(), KvEngine()
     engine.prompt([99] * BLOCK)
