@@ -1,4 +1,4 @@
-"""Which metrics and labels a PromQL expression uses, and which the gateway has: for tests of dashboards, alerts and pages."""
+"""Which metrics and labels a PromQL expression uses, and which the gateway has: for tests of dashboard, alerts and pages."""
 
 from __future__ import annotations
 
