@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,8 +26,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)
 OURS, ROTATING = "expected-latency", "round-robin"
 CHATS = 6
 TURNS = 5
-WORDS_A_TURN = 900
-"""About 1,100 tokens: the last prompt has 5,500 of the 8,192 that fit."""
+ROUNDS = 3
+WORDS_A_TURN = 1500
+"""About 1,570 tokens: the last prompt has 7,900 of the 8,192 that fit."""
 
 _WORDS = (
     "river",
@@ -164,6 +166,18 @@ async def play(client: AsyncOpenAI, vllms: list[Vllm], strategy: str) -> Round:
     return played
 
 
+def told(strategy: str, rounds: list[Round]) -> str:
+    """The numbers in a line."""
+    prompts = sum(turn.prompt for played in rounds for one in played.chats for turn in one)
+    hits, computed = sum(played.hits for played in rounds), sum(played.computed for played in rounds)
+    ttfts = [turn.ttft_s * 1e3 for played in rounds for turn in played.follow_ups]
+    return (
+        f"{strategy:>17}: prefix_cache_hits {hits:7.0f} of {prompts} prompt tokens ({hits / prompts:.0%}), computed "
+        f"{computed:6.0f}; TTFT of follow-ups: median {statistics.median(ttfts):5.0f} ms, mean "
+        f"{statistics.mean(ttfts):5.0f} ms, worst {max(ttfts):5.0f} ms"
+    )
+
+
 async def test_a_real_page_lacks_nothing_that_the_adapter_expects(vllms: list[Vllm]) -> None:
     for vllm in vllms:
         state = await read(vllm)
@@ -179,22 +193,18 @@ async def test_follow_ups_land_where_their_prefix_is_and_start_sooner_than_by_ro
 ) -> None:
     for strategy in (OURS, ROTATING):  # the first requests of all compile and allocate
         await ask(client, strategy, uuid4().hex, [{"role": "user", "content": words("warm up")}])
-    rounds = [await play(client, vllms, strategy) for strategy in (OURS, ROTATING, OURS, ROTATING)]
+    rounds = [await play(client, vllms, strategy) for strategy in (OURS, ROTATING) * ROUNDS]
     print()
     for played in rounds:
-        prompts = sum(turn.prompt for one in played.chats for turn in one)
-        ttfts = [turn.ttft_s for turn in played.follow_ups]
-        print(
-            f"{played.strategy:>17}: prefix_cache_hits {played.hits:7.0f} of {prompts} prompt tokens "
-            f"({played.hits / prompts:.0%}), computed {played.computed:6.0f}; follow-ups: TTFT median "
-            f"{statistics.median(ttfts) * 1e3:5.0f} ms, mean {statistics.mean(ttfts) * 1e3:5.0f} ms, worst "
-            f"{max(ttfts) * 1e3:5.0f} ms"
-        )
+        print(told(played.strategy, [played]))
     ours = [played for played in rounds if played.strategy == OURS]
     rotating = [played for played in rounds if played.strategy == ROTATING]
+    print(f"all {ROUNDS} rounds:\n{told(OURS, ours)}\n{told(ROTATING, rotating)}")
     for played in ours:
-        at_home = [turn.endpoint == chat[0].endpoint for chat in played.chats for turn in chat[1:]]
-        assert sum(at_home) >= 0.9 * len(at_home)
+        at_home = [now.endpoint == before.endpoint for chat in played.chats for before, now in pairwise(chat)]
+        assert sum(at_home) >= 0.8 * len(at_home), (
+            "now and then waiting there costs more than computing it again"
+        )
         assert len({chat[0].endpoint for chat in played.chats}) == 2, "and both servers work"
         cached = [turn.cached / turn.prompt for turn in played.follow_ups]
         assert statistics.median(cached) > 0.5
