@@ -1,0 +1,229 @@
+"""Engines die, hang, fail, stumble; extproc dies; its ears are cut: what clients see under steady load, and for how long.
+
+Each fault hits one engine of four, for a few seconds, under 40 requests a second of short streams. Printed: errors that
+clients saw, how long until the gateway's traffic avoided the engine (from then on it got at most 5 % of the requests of
+the fault's time, trials included), and how long after the fault until it had its share back. The circuits' times are
+shortened (see ``SETTINGS``), so that a fault and its end fit into seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.gateway.chaos_lab import ChaosLab, running_chaos
+from tests.gateway.envoy_process import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RATE = 40.0
+FAULT_S = 4.0
+SETTINGS: dict[str, Any] = {
+    "scrape": {"interval": 0.5, "timeout": 0.5},
+    "health": {"silence": 1.5, "open": 3, "max_open": 6, "max_backoff": 3, "probe_interval": 0.2},
+    "decisions": {"ring": 2000},
+    "logging": {"level": "info"},
+}
+ROWS: list[tuple[str, ...]] = []
+HEAD = ("fault", "requests", "client errors", "avoided after", "back after")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def module_lab(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosLab]:
+    async with running_chaos(tmp_path_factory.mktemp("chaos"), SETTINGS) as running:
+        yield running
+    widths = [max(len(row[place]) for row in (HEAD, *ROWS)) for place in range(len(HEAD))]
+    print()
+    for row in (HEAD, *ROWS):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def lab(module_lab: ChaosLab) -> ChaosLab:
+    await module_lab.well()
+    return module_lab
+
+
+async def strike(
+    lab: ChaosLab,
+    name: str,
+    begin: Callable[[], Awaitable[object]],
+    end: Callable[[], Awaitable[object]],
+    *,
+    victim: str = "e1",
+) -> Counter[str]:
+    """Load, the fault, its end, a while after it; a row of the table. Returns what clients saw go wrong."""
+    async with lab.load(RATE):
+        await asyncio.sleep(1.5)
+        struck = time.time()
+        await begin()
+        await asyncio.sleep(FAULT_S)
+        mended = time.time()
+        await end()
+        await asyncio.sleep(0.5)
+        deadline = time.time() + 8
+        while time.time() < deadline and await back_after(lab, victim, mended) is None:
+            await asyncio.sleep(0.25)
+    await lab.gateway.extproc.idle()
+    errors = lab.errors()
+    avoided, back = await avoided_after(lab, victim, struck, mended), await back_after(lab, victim, mended)
+    row(name, errors, len(lab.seen), avoided, back)
+    return errors
+
+
+def row(name: str, errors: Counter[str], count: int, avoided: float | None, back: float | None) -> None:
+    said = ", ".join(f"{number} {word}" for word, number in errors.most_common()) or "none"
+    ROWS.append((name, str(count), said, _seconds(avoided), _seconds(back)))
+
+
+async def avoided_after(lab: ChaosLab, victim: str, struck: float, mended: float) -> float | None:
+    """Seconds from ``struck`` on after which the victim had at most a twentieth of the decisions; None: never."""
+    places = [(at, chosen) for at, chosen in await lab.chosen() if struck <= at < mended]
+    for index in range(len(places)):
+        rest = places[index:]
+        if len(rest) >= 20 and sum(chosen == victim for _, chosen in rest) <= len(rest) / 20:
+            return max(places[index - 1][0] - struck, 0.0) if index else 0.0
+    return None
+
+
+async def back_after(lab: ChaosLab, victim: str, mended: float) -> float | None:
+    """Seconds until the victim had a tenth of the decisions of a second; None: not yet."""
+    places = [(at, chosen) for at, chosen in await lab.chosen() if at >= mended]
+    window = int(RATE)
+    for index in range(len(places) - window + 1):
+        if sum(chosen == victim for _, chosen in places[index : index + window]) >= window / 10:
+            return max(places[index][0] - mended, 0.0)
+    return None
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"
+
+
+async def nothing() -> None:
+    """Nothing is to be done."""
+
+
+async def test_kill_9(lab: ChaosLab) -> None:
+    e1 = lab.engines["e1"]
+    errors = await strike(lab, "kill -9, started again", e1.kill, e1.start)
+    # Only streams that it was sending are lost.
+    assert set(errors) <= {"cut", "503"}
+    assert sum(errors.values()) <= 15
+
+
+async def test_refused_connections(lab: ChaosLab) -> None:
+    errors = await strike(
+        lab, "refuses connections", lambda: lab.fault("e1", refuse=True), lambda: lab.fault("e1")
+    )
+    assert set(errors) <= {"cut", "503"}
+    assert sum(errors.values()) <= 15
+
+
+async def test_hang(lab: ChaosLab) -> None:
+    errors = await strike(lab, "hangs", lambda: lab.fault("e1", hang=True), lambda: lab.fault("e1"))
+    assert set(errors) <= {"no answer"}
+    assert sum(errors.values()) <= RATE * FAULT_S * 0.4
+
+
+async def test_bursts_of_503(lab: ChaosLab) -> None:
+    errors = await strike(lab, "503", lambda: lab.fault("e1", status=503), lambda: lab.fault("e1"))
+    assert sum(errors.values()) <= 5
+
+
+async def test_500s(lab: ChaosLab) -> None:
+    errors = await strike(lab, "500", lambda: lab.fault("e1", status=500), lambda: lab.fault("e1"))
+    assert set(errors) <= {"500"}
+    assert sum(errors.values()) <= 20
+
+
+async def test_streams_cut_in_the_middle(lab: ChaosLab) -> None:
+    errors = await strike(lab, "cuts streams", lambda: lab.fault("e1", cut=2), lambda: lab.fault("e1"))
+    assert set(errors) <= {"cut"}
+    assert sum(errors.values()) <= 20
+
+
+async def test_five_times_slower(lab: ChaosLab) -> None:
+    errors = await strike(lab, "5x slower", lambda: lab.fault("e1", slow=5), lambda: lab.fault("e1"))
+    assert not errors
+    places = Counter(chosen for _, chosen in await lab.chosen())
+    assert places["e1"] > 0, "slower is not dead"
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [
+        ("metrics frozen", "freeze_metrics"),
+        ("metrics absent", "no_metrics"),
+        ("metrics garbage", "garbage_metrics"),
+    ],
+)
+async def test_metrics(lab: ChaosLab, name: str, switch: str) -> None:
+    """Metrics that say nothing cost an engine neither requests nor a client an answer."""
+    async with lab.load(RATE):
+        await asyncio.sleep(0.5)
+        for engine in lab.engines:
+            await lab.fault(engine, **{switch: True})
+        struck = time.time()
+        await asyncio.sleep(2.5)
+    for engine in lab.engines:
+        await lab.fault(engine)
+    await lab.gateway.extproc.idle()
+    places = Counter(chosen for at, chosen in await lab.chosen() if at >= struck)
+    row(f"{name}, all engines", lab.errors(), len(lab.seen), None, None)
+    assert not lab.errors()
+    assert min(places[engine] for engine in lab.engines) >= 0.1 * places.total()
+
+
+async def test_extproc_killed(lab: ChaosLab) -> None:
+    async with lab.load(RATE):
+        await asyncio.sleep(1)
+        struck = time.time()
+        await lab.gateway.extproc.kill()
+        await lab.gateway.restart_extproc()
+        await lab.gateway.extproc.ready()
+        restarted = time.time()
+        await asyncio.sleep(2.5)
+    errors = lab.errors()
+    failed = [seen.at for seen in lab.seen if seen.error]
+    last = max(failed, default=struck)
+    row(f"extproc killed, back in {restarted - struck:.1f} s", errors, len(lab.seen), None, last - struck)
+    assert set(errors) <= {"503"}
+    assert last <= restarted + 2.0
+    await lab.gateway.extproc.idle()
+
+
+async def test_log_stream_cut(lab: ChaosLab) -> None:
+    """Without the log extproc hears of no ending; requests are served all the same, and what was kept arrives later."""
+    async with lab.load(RATE):
+        await asyncio.sleep(1)
+        await lab.relay.cut()
+
+        async def deaf() -> bool:
+            return await lab.gateway.extproc.total("extproc_log_streams") == 0
+
+        await until(deaf, 5, "the metric says that nothing is heard")
+        await asyncio.sleep(2)
+        await lab.relay.open()
+        await asyncio.sleep(2)
+    left = await settled_leases(lab)
+    row(f"log stream cut 2 s, {left:.0f} leases wait for their time", lab.errors(), len(lab.seen), None, None)
+    assert not lab.errors()
+    assert await lab.gateway.extproc.total("extproc_log_streams") > 0
+
+
+async def settled_leases(lab: ChaosLab) -> float:
+    """Open leases when their number has stood still for a second."""
+    before, same = -1.0, 0
+    while same < 5:
+        now = await lab.gateway.extproc.total("extproc_leases")
+        same = same + 1 if now == before else 0
+        before = now
+        await asyncio.sleep(0.2)
+    return before
