@@ -12,6 +12,9 @@ from extproc.ledger import Settlement
 from extproc.outcome import Outcome, Usage
 
 _NO_USAGE = Usage()
+_OWN_TOKENS = 1024
+_ALONE = 0.1
+"""A prompt that waited for less than this part of its own work teaches what its length costs."""
 
 
 class Learner:
@@ -43,7 +46,17 @@ class Learner:
             prompt_tokens=usage.input,
             output_tokens=usage.output,
         )
+        if usage.cached is not None and usage.input is not None and ttft is not None:
+            self._prefill(settlement, usage.input - usage.cached, usage.cached, ttft, now)
         if usage.cached is not None:
             endpoint.rates.observe_match(lease.prompt_tokens - lease.uncached_tokens, usage.cached, now)
         if usage.output and lease.look is not None and lease.generation == endpoint.generation:
             self._view.answered(endpoint, lease.look, usage.output)
+
+    def _prefill(self, settlement: Settlement, uncached: int, cached: int, ttft_s: float, now: float) -> None:
+        """What a prompt of this length took, in the endpoint's own units of work."""
+        lease, rates = settlement.lease, settlement.lease.endpoint.rates
+        alone = lease.backlog_at_open <= uncached * _ALONE
+        if lease.attempts == 1 and lease.prefiller is None and uncached >= _OWN_TOKENS and alone:
+            units = (ttft_s - rates.overhead) * rates.prefill_at(now)
+            self._models.attention(lease.pool).observe(uncached, cached, units)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from extproc.api.request import Api
 from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.fleet import Fleet
+from extproc.fleet.prefill import work
 from extproc.fleet.retry_budget import RetryBudget
 from extproc.kvcache.view import CacheView, Claim, Look
 from extproc.limits.limiter import Meter, Reserved
@@ -50,6 +51,10 @@ class Lease:
     prompt_bytes: int = 0
     prompt_tokens: int = 0
     uncached_tokens: int = 0
+    attention: float = 0.0
+    """Attention's share in prefill, as believed at the decision."""
+    work: float = 0.0
+    """What was charged to the backlog of the endpoint that prefills (:mod:`extproc.fleet.prefill`)."""
     output_tokens: int = 0
     """Expected output."""
     fallbacks: tuple[Endpoint, ...] = ()
@@ -260,7 +265,10 @@ class Ledger:
                 lease.prefill_claim = self._view.claim(lease.prefiller, lease.look)
         if not lease.started:
             computing, tokens = lease.computing
-            computing.backlog.add(tokens, now, computing.rates.prefill_at(now))
+            rate = computing.rates.prefill_at(now)
+            lease.work = work(tokens, lease.prompt_tokens - tokens, lease.attention)
+            lease.work += computing.rates.step_s * rate
+            computing.backlog.add(lease.work, now, rate, tokens)
 
     def _discharge(self, lease: Lease, now: float) -> None:
         lease.endpoint.leases -= 1
@@ -268,16 +276,17 @@ class Ledger:
             self._start(lease, now)
 
     def _start(self, lease: Lease, now: float) -> None:
-        computing, tokens = lease.computing
+        computing, _ = lease.computing
         lease.started = True
-        computing.backlog.remove(tokens, now, computing.rates.prefill_at(now))
+        computing.backlog.remove(lease.work, now, computing.rates.prefill_at(now))
 
     def _first_token(self, lease: Lease, ttft_s: float, now: float, usage: Usage | None = None) -> None:
         if lease.stream and not lease.adopted and lease.attempts == 1 and lease.prefiller is None:
-            uncached = lease.uncached_tokens
+            uncached, cached = lease.uncached_tokens, lease.prompt_tokens - lease.uncached_tokens
             if usage is not None and usage.input is not None and usage.cached is not None:
-                uncached = max(usage.input - usage.cached, 0)
-            lease.endpoint.rates.observe_first_token(uncached, ttft_s, lease.backlog_at_open, now)
+                uncached, cached = max(usage.input - usage.cached, 0), usage.cached
+            own = work(uncached, cached, lease.attention)
+            lease.endpoint.rates.observe_first_token(own, ttft_s, lease.backlog_at_open, now)
         self._start(lease, now)
 
     def _move(self, lease: Lease, endpoint: Endpoint, now: float) -> None:

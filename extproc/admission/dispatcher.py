@@ -148,7 +148,7 @@ class Dispatcher:
             adapter=match.adapter or "",
             cache_salt=request.cache_salt,
         )
-        query = self._query(request, model, match.adapter or "", look)
+        query = self._query(request, model, match.adapter or "", look, pool.name)
         if request.session:
             query.session_endpoint = self.sessions.of(pool.name, request.session, now) or ""
             query.session_saves_s = self.sessions.saves_s
@@ -184,6 +184,7 @@ class Dispatcher:
             prompt_bytes=request.prompt.size,
             prompt_tokens=query.prompt_tokens,
             uncached_tokens=max(query.prompt_tokens - first.matched_tokens, 0),
+            attention=query.attention,
             output_tokens=query.output_tokens,
             fallbacks=tuple(choice.endpoint for choice in chosen[1:]),
             retry_busy=len(chosen) > 1 and self.ledger.retries.request(pool.name),
@@ -243,7 +244,7 @@ class Dispatcher:
             return released
         return (_pick_version(route, request) if route.weights else None), ""
 
-    def _query(self, request: InferenceRequest, model: str, adapter: str, look: Look) -> Query:
+    def _query(self, request: InferenceRequest, model: str, adapter: str, look: Look, pool: str) -> Query:
         return Query(
             request.id,
             model=model,
@@ -254,6 +255,7 @@ class Dispatcher:
             stream=request.stream,
             affinity_key=request.session or request.user or (f"{look.hashes[0]:x}" if look.hashes else ""),
             adapter=adapter,
+            attention=self.models.attention(pool).share,
             blocks=look.hashes,
         )
 

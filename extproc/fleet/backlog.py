@@ -1,4 +1,5 @@
-"""Uncached prompt tokens given to one endpoint and not yet prefilled, as far as we know.
+"""Prompts given to one endpoint and not yet prefilled, as far as we know, in units of work
+(:mod:`extproc.fleet.prefill`).
 
 Rules of this file:
 
@@ -23,10 +24,11 @@ from dataclasses import dataclass, field
 from extproc.engines.state import EngineState
 from extproc.fleet.counters import growth
 
-STEP_TOKENS = 4096.0
-"""Tokens an engine may have computed of prompts that its counters do not show yet: about one scheduler
-step."""
+STEP_TOKENS = 8192.0
+"""Tokens an engine may have computed of prompts that its counters do not show yet: what vLLM puts into one step
+on large GPUs (``max_num_batched_tokens``). The leak is good for a second; a bound that is too tight is not."""
 _FROZEN_AFTER = 3
+_MEMORY = 16
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class Backlog:
     """Most that can be left by the computed-tokens counter."""
     _ended: int = 0
     """Leases removed since the last scrape before a counter showed their first token."""
+    _mean_work: float = 1.0
+    _mean_tokens: float = 1.0
     _unseen: int = 0
     """Such leases that no counter growth has explained yet."""
 
@@ -67,13 +71,21 @@ class Backlog:
                 return 0.0
         return level if level < self.charged else self.charged
 
-    def add(self, tokens: float, now: float, rate: float) -> None:
-        """A request with this many uncached tokens was decided for the endpoint."""
-        tokens = max(tokens, 0.0)
-        self.level = self.tokens(now, rate) + tokens
-        self._waiting.append(tokens)
-        self.charged += tokens
-        self._bound += tokens
+    @property
+    def per_token(self) -> float:
+        """Work that an uncached token meant of late."""
+        return self._mean_work / self._mean_tokens
+
+    def add(self, work: float, now: float, rate: float, tokens: float | None = None) -> None:
+        """A request with this much work was decided for the endpoint; ``tokens``: its uncached tokens, if that
+        is not the same."""
+        work = max(work, 0.0)
+        self._mean_work += (work - self._mean_work) / _MEMORY
+        self._mean_tokens += (max(work if tokens is None else tokens, 1.0) - self._mean_tokens) / _MEMORY
+        self.level = self.tokens(now, rate) + work
+        self._waiting.append(work)
+        self.charged += work
+        self._bound += work
         self.at = max(now, self.at)
 
     def remove(self, tokens: float, now: float, rate: float) -> None:
@@ -111,14 +123,14 @@ class Backlog:
                 self._start(shown - ended)
                 most = self.charged
                 head = self._waiting[0] if self._waiting else 0.0
-                least = max(most - max(head, STEP_TOKENS), 0.0)
+                least = max(most - max(head, STEP_TOKENS * self.per_token), 0.0)
         elif computed is not None:
             self._unseen = 0 if computed else self._unseen + ended
             if self._unseen < _FROZEN_AFTER:
                 self.estimated = False
-                self._bound = min(max(self._bound - computed, 0.0), self.charged)
+                self._bound = min(max(self._bound - computed * self.per_token, 0.0), self.charged)
                 most = self._bound
-                least = max(most - STEP_TOKENS, 0.0)
+                least = max(most - STEP_TOKENS * self.per_token, 0.0)
         self.level = min(max(leaked, least), most)
         self.at = max(now, self.at)
 

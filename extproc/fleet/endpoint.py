@@ -181,11 +181,13 @@ class Endpoint:
                 usage = number(state.kv_usage)
                 free = usage is None or usage < _FULL
                 busy = was_busy and self.backlog.level > 0.0 and not self.backlog.estimated and free
-                self.rates.observe_counters(computed, seconds, busy, now)
+                self.rates.observe_counters(computed * self.backlog.per_token, seconds, busy, now)
             generated = growth(previous, state, "generation_tokens_total")
             before, after = number(previous.running), number(state.running)
             if generated is not None and before is not None and after is not None:
-                self.rates.observe_decode(seconds, generated, computed or 0.0, (before + after) / 2)
+                self.rates.observe_decode(
+                    seconds, generated, (computed or 0.0) * self.backlog.per_token, (before + after) / 2
+                )
         self.state = state
         self.fresh_until = state.at + _FRESH * self.scrape_interval
 

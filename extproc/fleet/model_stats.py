@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from extproc.fleet.prefill import AttentionShare
+
 _PRIOR_WEIGHT = 4
 _MEMORY = 64
 
@@ -33,9 +35,17 @@ class ModelStats:
         self._prior_output = output_tokens
         self._max_models = max_models
         self._models: OrderedDict[str, _Model] = OrderedDict()
+        self._attention: dict[str, AttentionShare] = {}
 
     def __len__(self) -> int:
         return len(self._models)
+
+    def attention(self, pool: str) -> AttentionShare:
+        """What attention adds to the prefill of a pool's model. Pools are few: they are configured."""
+        found = self._attention.get(pool)
+        if found is None:
+            found = self._attention[pool] = AttentionShare()
+        return found
 
     def bytes_per_token(self, model: str) -> float:
         """Prompt bytes (as in ``Prompt.size``) that make one token."""

@@ -3,10 +3,10 @@
 Rules of this file:
 
 - everything starts at a prior; absurd or missing samples are skipped; nothing is ever zero, negative or NaN;
-- **prefill** (tokens/s): a sample is ``(tokens before + own uncached tokens) / (TTFT - overhead)`` of a
-  streamed request that was mostly its own work, or the growth of the engine's computed-tokens counter over a
-  time in which it was never idle. Waiting for anything else only makes samples smaller, so the estimate is an
-  upper-middle quantile of the last few;
+- **prefill** (units of work a second, :mod:`extproc.fleet.prefill`; a unit is a token at the start of a prompt):
+  a sample is ``(work before + own work) / (TTFT - overhead)`` of a streamed request that hardly waited for
+  others, for what was before it is a guess; or the growth of the engine's computed-tokens counter over a time
+  in which it was never idle. The estimate is the median of the last few;
 - the fewer and older the samples, the more the prior counts: what was once slow, and therefore gets no
   samples, is believed to be as fast as its peers again after a minute or two, and tried. If that try is much
   faster than what was seen before the silence, the old samples are about another time and go: nothing makes a
@@ -29,7 +29,9 @@ PRIOR_OVERHEAD = 0.02
 PRIOR_SERVICE = 4.0
 
 _WINDOW = 12
-_QUANTILE = 0.6
+_QUANTILE = 0.5
+_ALONE = 0.2
+"""A request with less than this part of its own work before it hardly waited."""
 _MIN_TOKENS = 256
 _HALF_LIFE_S = 45.0
 _PRIOR_SAMPLES = 2.0
@@ -92,21 +94,27 @@ class Rates:
         return len(self._samples) >= 3 and now - self._sampled_at < _HALF_LIFE_S
 
     @property
+    def step_s(self) -> float:
+        """Seconds that a prompt costs beside its tokens: the step it is computed in makes a token for every
+        stream too."""
+        return self.pace.level if self.pace.known else self.overhead
+
+    @property
     def measured(self) -> float:
         """Tokens per second by the samples alone; the prior without any."""
         return _quantile(self._samples, _QUANTILE) if self._samples else self.prior
 
     def observe_first_token(
-        self, uncached_tokens: float, ttft_s: float, backlog_at_decision: float, now: float
+        self, own_work: float, ttft_s: float, backlog_at_decision: float, now: float
     ) -> None:
         """A streamed request got its first token; ``ttft_s`` counts from its first byte to the engine."""
         if not ttft_s > 0.0:
             return
-        work = uncached_tokens + backlog_at_decision
+        work = own_work + backlog_at_decision
         if work < _MIN_TOKENS:
             self._overheads.append(ttft_s)
             self.overhead = min(_quantile(self._overheads, 0.25), 1.0)
-        elif uncached_tokens >= _MIN_TOKENS and backlog_at_decision <= uncached_tokens:
+        elif own_work >= _MIN_TOKENS and backlog_at_decision <= own_work * _ALONE:
             # A TTFT near the overhead says little; at least a fifth of it is taken to be prefill.
             self._sample(work / max(ttft_s - self.overhead, ttft_s / 5, _SHORTEST_S), now)
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from extproc.fleet.prefill import work
 from extproc.scheduling.strategy import Candidate, Query
 
-STREAM_WEIGHT = 0.3
+STREAM_WEIGHT = 0.1
 """A second lost while an answer streams, in seconds of waiting for it to begin: its reader sees slower text,
 not none."""
 _MAX_INTERVAL_S = 30.0
@@ -106,10 +107,11 @@ class PrefillTerm:
     name = "prefill"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``(prompt - matched * trust) / rate``."""
+        """``work(prompt - matched * trust) / rate``."""
         prompt = query.prompt_tokens
+        share = query.attention
         return [
-            (prompt - matched) / rate if prompt > matched else 0.0
+            work(prompt - matched, matched, share) / rate
             for matched, rate in zip(scene.matched, scene.rates, strict=True)
         ]
 
@@ -129,10 +131,11 @@ class StallTerm:
         self._weight = weight
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``uncached / rate * leases * weight``."""
+        """``work(uncached) / rate * leases * weight``."""
         prompt, weight = query.prompt_tokens, self._weight
+        share = query.attention
         return [
-            (prompt - matched) / rate * endpoint.leases * weight if prompt > matched else 0.0
+            work(prompt - matched, matched, share) / rate * endpoint.leases * weight
             for matched, rate, endpoint in zip(scene.matched, scene.rates, scene.endpoints, strict=True)
         ]
 
@@ -165,7 +168,7 @@ class SlotsTerm:
                 if beyond > ahead:
                     ahead = beyond
             if strangers.free_tokens is not None:
-                short = prompt - matched + backlog - strangers.free_tokens
+                short = prompt - matched + backlog / endpoint.backlog.per_token - strangers.free_tokens
                 if short > 0.0 and short > ahead * strangers.tokens_per_request:
                     ahead = short / strangers.tokens_per_request
             if ahead > 0.0:
@@ -258,7 +261,7 @@ class PressureTerm:
             if backlog > 0.0:
                 room = endpoint.kv_tokens
                 if room:
-                    usage += backlog / room
+                    usage += backlog / endpoint.backlog.per_token / room
             column.append(_barrier(usage) * endpoint.rates.service if usage > _BARRIER_FROM else 0.0)
         return scene.blend(column)
 

@@ -9,8 +9,10 @@ Rules of this file:
       pair(p,d) = (backlog(p) + uncached(p)) / rate(p) + uncached(d) / transfer rate
 
 - the prefill endpoint is the one with the lowest ``(backlog + uncached) / rate``, whatever the decode endpoint;
-- where the strategy's costs are seconds, the decode endpoint is chosen anew with ``pair`` in place of ``alone`` where that
-  is less; else it is the strategy's first choice. If then ``alone`` is not more than ``pair``, decode alone.
+- an endpoint of role ``decode`` then always takes the pair: it is there to be spared prompts, whose computing would hold
+  up all its streams. One of role ``both`` takes it where ``pair`` is less than ``alone``;
+- where the strategy's costs are seconds, the decode endpoint is chosen anew with ``pair`` in place of ``alone`` for those
+  that take it; else it is the strategy's first choice.
 """
 
 from __future__ import annotations
@@ -66,22 +68,23 @@ def choose(
         key=lambda pair: (pair[0], pair[1].tick),
     )
 
-    def gain(choice: Choice) -> float:
-        """Seconds that a prefill elsewhere saves; below 0 when it costs."""
+    def saved(choice: Choice) -> float | None:
+        """Seconds that the pair saves there, below 0 when it costs; None: it decodes alone."""
         uncached = prompt_tokens - choice.matched_tokens
         if uncached < min_uncached_tokens:
-            return -1.0
-        alone = _seconds(choice.endpoint, uncached, now)
-        return alone - prefill_s - uncached / transfer_rate
+            return None
+        less = _seconds(choice.endpoint, uncached, now) - prefill_s - uncached / transfer_rate
+        return less if less > 0.0 or choice.endpoint.spec.role is Role.DECODE else None
 
     order = list(ranked)
     if in_seconds:
+        gains = [saved(choice) for choice in ranked]
         order = [
-            replace(choice, cost=choice.cost - saved) if (saved := gain(choice)) > 0.0 else choice
-            for choice in ranked
+            choice if gain is None else replace(choice, cost=choice.cost - gain)
+            for choice, gain in zip(ranked, gains, strict=True)
         ]
         order.sort(key=lambda choice: choice.cost)
-    if gain(order[0]) <= 0.0:
+    if saved(order[0]) is None:
         return order, None
     return order, Prefiller(best, prompt_tokens - held.get(best.slot, 0))
 

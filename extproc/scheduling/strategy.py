@@ -29,6 +29,8 @@ class Query:
     """Key of the endpoint that the request's session was last at."""
     session_saves_s: float = 0.0
     """Seconds that staying there is worth."""
+    attention: float = 0.0
+    """What attention adds to prefill, per token and token before it (:mod:`extproc.fleet.prefill`)."""
     blocks: Sequence[int] = ()
     """Chained hashes of the prompt's full blocks, first block first."""
 

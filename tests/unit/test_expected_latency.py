@@ -59,7 +59,7 @@ def test_decode_is_output_times_slowdown_times_streams_at_a_weight() -> None:
 
 def test_stall_is_what_running_streams_lose_to_the_prefill() -> None:
     target = endpoint(0, leases=10)
-    assert terms(target, query(prompt=8000))["stall s"] == pytest.approx(0.3 * 1.0 * 10)
+    assert terms(target, query(prompt=8000))["stall s"] == pytest.approx(0.1 * 1.0 * 10)
     assert terms(target, query(prompt=8000), matched=8000)["stall s"] == 0.0
 
 

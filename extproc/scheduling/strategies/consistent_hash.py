@@ -10,7 +10,6 @@ from xxhash import xxh3_64_intdigest
 from extproc.scheduling.strategies.least_requests import LeastRequests
 from extproc.scheduling.strategy import Candidate, Choice, Query
 
-
 _FEW = 4
 """With fewer leases than this an endpoint is never over its share: a share of next to nothing means nothing, and the
 record of a session's last request may still be on its way when the next one comes."""
