@@ -329,7 +329,8 @@ class Admission:
             if blocked is not None:
                 queue.park(next_one, blocked.key)
                 continue
-            is_highest = highest is None or next_one.tenant.priority >= highest
+            # A guaranteed share would be none if the room kept for the highest could not be had for it.
+            is_highest = above is not None or highest is None or next_one.tenant.priority >= highest
             room = the_highest if is_highest else any_one
             answer = self._dispatcher.place(next_one, next_one.match, now, room.has)
             if answer is None:

@@ -2,9 +2,10 @@
 
 Rules of this file (start-time fair queueing: Goyal, Vin, Cheng, "Start-time Fair Queueing", SIGCOMM 1996):
 
-- a request's start is the later of the band's virtual time and its flow's last finish; its finish is its start plus
-  its tokens over the flow's weight. The lowest start is served, which sets the virtual time: over any stretch, flows
-  that wait get tokens by their weights, and a flow that was away gains nothing;
+- a flow's start is the later of the band's virtual time when it began to wait and its last finish; when its oldest
+  request is served, its finish is its start plus the request's tokens over the flow's weight. The lowest start is
+  served, which sets the virtual time: over any stretch, flows that wait get tokens by their weights, and a flow that
+  was away gains nothing. Only what is served counts: requests that expire or are shed cost their flow no turn;
 - within a flow the order is that of arrival;
 - a flow may be parked: it waits for something of its own (a place in a concurrency limit) and takes no turn;
 - every step is O(log n): heaps hold old entries, which are recognised and dropped when they come up.
@@ -25,12 +26,14 @@ _LEAST_WEIGHT = 1e-6
 class Flow:
     """The waiting requests of one tenant (or one client address)."""
 
-    __slots__ = ("finish", "items", "name", "parked", "weight")
+    __slots__ = ("finish", "items", "name", "parked", "start", "tokens", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.weight = 1.0
         self.items: OrderedDict[int, Ticket] = OrderedDict()
+        self.tokens = 0.0
+        self.start = 0.0
         self.finish = 0.0
         self.parked = False
 
@@ -52,8 +55,8 @@ class Band:
         self.tokens = 0.0
         self.weight = 0.0
         """Sum of the weights of flows that wait."""
-        self.credit = 0.0
-        """Tokens owed by the guaranteed share."""
+        self.had = 0.0
+        """Tokens served lately."""
         self.drain = DrainRate()
         self._time = 0.0
         self._heap: list[tuple[float, int, Flow]] = []
@@ -73,12 +76,12 @@ class Band:
             self.drain.waiting(now)
         if not flow.items:
             flow.weight = max(ticket.tenant.weight, _LEAST_WEIGHT)
-        ticket.start = max(self._time, flow.finish)
-        flow.finish = ticket.start + ticket.cost / flow.weight
+            flow.start = max(self._time, flow.finish)
         first = not flow.items
         flow.items[ticket.number] = ticket
         self.order[ticket.number] = ticket
         self.tokens += ticket.cost
+        flow.tokens += ticket.cost
         heapq.heappush(self._longest, (-len(flow.items), ticket.number, flow))
         if first:
             self.weight += flow.weight
@@ -92,19 +95,21 @@ class Band:
         del flow.items[ticket.number]
         del self.order[ticket.number]
         self.tokens = self.tokens - ticket.cost if self.order else 0.0
+        flow.tokens = flow.tokens - ticket.cost if flow.items else 0.0
         if not flow.items:
             self.weight = self.weight - flow.weight if self.order else 0.0
         elif was_head and not flow.parked:
             self._enter(flow)
         if not self.order:
-            self.credit = 0.0
             self.drain.idle(now)
             self._heap.clear()
             self._longest.clear()
 
     def served(self, ticket: Ticket, now: float) -> None:
         """Its turn came: the virtual time moves on. To be called before :meth:`remove`."""
-        self._time = max(self._time, ticket.start)
+        flow = self.flows[ticket.flow]
+        self._time = max(self._time, flow.start)
+        flow.start = flow.finish = flow.start + ticket.cost / flow.weight
         self.drain.dispatched(ticket.cost, now)
 
     def head(self) -> Ticket | None:
@@ -145,10 +150,11 @@ class Band:
     def ahead(self, flow_name: str, weight: float) -> float:
         """Tokens of this band that would be served before a new request of this flow, estimated."""
         flow = self.flows.get(flow_name)
-        if flow is None or flow.finish <= self._time:
+        if flow is None:
             return 0.0
+        late = max(flow.finish - self._time, 0.0) + flow.tokens / weight
         others = self.weight if flow.items else self.weight + weight
-        return min((flow.finish - self._time) * max(others, weight), self.tokens)
+        return min(late * others, self.tokens)
 
     def park(self, flow: Flow) -> None:
         """Take no turn until :meth:`unpark`."""
@@ -163,7 +169,7 @@ class Band:
 
     def _enter(self, flow: Flow) -> None:
         head = flow.head
-        heapq.heappush(self._heap, (head.deadline if self.by_deadline else head.start, head.number, flow))
+        heapq.heappush(self._heap, (head.deadline if self.by_deadline else flow.start, head.number, flow))
 
     def _prune(self) -> None:
         """Forget flows that owe nothing."""

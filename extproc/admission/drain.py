@@ -10,7 +10,7 @@ import math
 
 _MEMORY_S = 10.0
 _BELIEVED_S = 0.5
-_BELIEVED = 3.0
+_BELIEVED = 2.0
 
 
 class DrainRate:

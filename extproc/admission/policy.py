@@ -22,8 +22,7 @@ class Policy:
     max_bytes: int = 512 * 2**20
     """Body bytes that may wait."""
     min_share: float = 0.2
-    """Share of the tokens that each lower priority is given while higher ones wait (all lower ones together get half
-    at most)."""
+    """Share of the tokens that lower priorities, all together, are given while higher ones wait."""
     headroom: float = 0.1
     """Share of each endpoint's room that is kept for the highest priority, where tenants have several."""
     aging_s: float = 15.0

@@ -2,9 +2,10 @@
 
 Rules of this file:
 
-- higher priorities go first, but each lower one that waits is guaranteed a share of the tokens (together half at
-  most), and a request that has waited for ``aging_s`` counts as one priority higher for every such time, never as the
-  highest that any tenant has;
+- higher priorities go first, but those below the highest that waits are together guaranteed a share of the tokens
+  (``min_share``); it goes to the one among them that has had least, so what the middle gets in its turn leaves the
+  share to the lowest. A request that has waited for ``aging_s`` counts as one priority higher for every such time,
+  never as the highest that any tenant has;
 - within a priority tenants share (:mod:`extproc.admission.band`);
 - the queue is bounded in requests and bytes: when it is full, the newest request of the longest flow of the lowest
   priority makes place for a higher one;
@@ -25,6 +26,10 @@ from extproc.admission.policy import Policy
 from extproc.admission.ticket import Ticket
 from extproc.limits.limit import Key
 
+_MOST_OWED = 8
+"""Requests' worth of guaranteed share that may add up."""
+_FADE = 0.999
+"""Of what a priority has had, at every dispatch."""
 _MAX_CUT = 256
 """Requests that one step may shed: the rest goes in the next."""
 
@@ -46,6 +51,10 @@ class PoolQueue:
         self._parked: dict[Key, deque[tuple[Band, Flow]]] = {}
         self._aside: list[tuple[Band, Flow]] = []
         self._number = 0
+        self._owed = 0.0
+        """Tokens that lower priorities may take before it is their turn."""
+        self._by_share: Ticket | None = None
+        """Whom :meth:`next` chose by the guaranteed share."""
 
     def __len__(self) -> int:
         return self.requests
@@ -99,28 +108,35 @@ class PoolQueue:
         """Its turn came: account for it, and leave."""
         band = self._by_priority[ticket.tenant.priority]
         waiting = [other for other in self.bands if other.order]
-        share = self._share(len(waiting) - 1)
-        for other in waiting[1:]:
-            other.credit = min(other.credit + share * ticket.cost, 4 * other.newest.cost)
-        if waiting and waiting[0] is not band:
-            band.credit -= ticket.cost
+        if len(waiting) > 1:
+            # What nobody could use is not saved up.
+            most = _MOST_OWED * max(other.newest.cost for other in waiting[1:])
+            self._owed = min(self._owed + self.policy.min_share * ticket.cost, most)
+            if ticket is self._by_share:
+                self._owed -= ticket.cost
+        else:
+            self._owed = 0.0
+        for other in self.bands:
+            other.had *= _FADE
+        band.had += ticket.cost
         band.served(ticket, now)
         self.drain.dispatched(ticket.cost, now)
         self.remove(ticket, now)
 
     def next(self, now: float, *, above: int | None = None) -> Ticket | None:
-        """Whose turn it is. ``above``: only of this priority or a higher one."""
-        heads = []
-        for band in self.bands:
-            if above is not None and band.priority < above:
-                break
-            if band.order and (head := band.head()) is not None:
-                heads.append((band, head))
+        """Whose turn it is. ``above``: only of this priority or a higher one, or by the guaranteed share."""
+        heads = [(band, head) for band in self.bands if band.order and (head := band.head()) is not None]
+        self._by_share = None
+        if len(heads) > 1 and self.policy.min_share > 0.0:
+            head = min(heads[1:], key=lambda item: (item[0].had, -item[0].priority))[1]
+            # Room that is kept for the highest is touched only when those wait too: else a turn comes soon anyway.
+            if self._owed >= head.cost and (above is None or heads[0][0].priority >= above):
+                self._by_share = head
+                return head
+        if above is not None:
+            heads = [item for item in heads if item[0].priority >= above]
         if len(heads) < 2:
             return heads[0][1] if heads else None
-        owed = max(heads[1:], key=lambda item: item[0].credit - item[1].cost)
-        if owed[0].credit >= owed[1].cost:
-            return owed[1]
         return self._aged(heads, now) if self.policy.aging_s else heads[0][1]
 
     def expired(self, now: float) -> list[Ticket]:
@@ -240,9 +256,6 @@ class PoolQueue:
             self.bands.sort(key=lambda item: -item.priority)
         return band
 
-    def _share(self, lower: int) -> float:
-        return min(self.policy.min_share, 0.5 / lower) if lower > 0 else 0.0
-
     def _rate(self, band: Band, now: float) -> float | None:
         """Tokens per second that the band can count on."""
         pool, own = self.drain.rate(now), band.drain.rate(now)
@@ -252,7 +265,7 @@ class PoolQueue:
         if own is None:
             return pool if not waiting or waiting[0] is band else None
         if waiting and waiting[0] is not band:
-            own = max(own, self._share(len(waiting) - 1) * pool)
+            own = max(own, self.policy.min_share * pool / (len(waiting) - 1))
         return own
 
     def _aged(self, heads: list[tuple[Band, Ticket]], now: float) -> Ticket:

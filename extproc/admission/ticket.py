@@ -32,6 +32,4 @@ class Ticket:
     flow: str = ""
     """Whose turn it takes in the queue."""
     number: int = 0
-    start: float = 0.0
-    """Virtual time at which its turn comes."""
     waiting: bool = False

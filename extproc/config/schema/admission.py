@@ -31,7 +31,7 @@ class AdmissionSettings(Section):
     max_bytes: Size | None = None
     """Bytes of request bodies that may wait."""
     min_share: Annotated[float, Field(ge=0, le=0.5)] | None = None
-    """Share of the tokens that each lower priority gets while higher ones wait."""
+    """Share of the tokens that lower priorities, all together, get while higher ones wait."""
     headroom: Annotated[float, Field(ge=0, le=0.9)] | None = None
     """Share of each engine's room that only the highest priority may use, where tenants have several."""
     aging: Duration | None = None
