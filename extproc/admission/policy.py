@@ -23,7 +23,7 @@ class Policy:
     """Body bytes that may wait."""
     min_share: float = 0.2
     """Share of the tokens that lower priorities, all together, are given while higher ones wait."""
-    headroom: float = 0.1
+    headroom: float = 0.2
     """Share of each endpoint's room that is kept for the highest priority, where tenants have several."""
     aging_s: float = 15.0
     """A request that has waited so long counts as one priority higher, never as the highest; 0: never."""
