@@ -105,6 +105,7 @@ class Core:
         for endpoint in self.fleet.endpoints.values():
             self.view.fit(endpoint, endpoint.spec.models[0] if endpoint.spec.models else "")
         self.view.drain()
+        self.dispatcher.sessions.sweep(now)
         self.admission.poll(now)
         self.releases.tick(now)
         self.shadows.tick(now)
@@ -115,6 +116,10 @@ class Core:
 
     def _settled(self, settlement: Settlement, now: float) -> None:
         self.learner.learn(settlement, now)
+        lease = settlement.lease
+        if lease.session and lease.attempts > 1 and not lease.endpoint.removed:
+            # Envoy went on to another endpoint: the session's state is there now.
+            self.dispatcher.sessions.decided(lease.pool, lease.session, lease.endpoint, now)
         self.admission.settled(settlement, now)
         self.releases.settled(settlement)
         self.shadows.settled(settlement)

@@ -59,6 +59,7 @@ class Lease:
     """Expected output."""
     fallbacks: tuple[Endpoint, ...] = ()
     """Where Envoy goes next, in order, if the endpoint fails."""
+    session: str = ""
     look: Look | None = None
     claim: Claim | None = None
     prefiller: Endpoint | None = None

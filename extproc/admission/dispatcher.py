@@ -188,6 +188,7 @@ class Dispatcher:
             output_tokens=query.output_tokens,
             fallbacks=tuple(choice.endpoint for choice in chosen[1:]),
             retry_busy=len(chosen) > 1 and self.ledger.retries.request(pool.name),
+            session=request.session or "",
             look=look,
             prefiller=prefiller.endpoint if prefiller is not None else None,
             prefiller_tokens=prefiller.uncached_tokens if prefiller is not None else 0,
