@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from tests.gateway.echo_engine import EchoEngine
 from tests.gateway.envoy_process import free_port, until
-from tests.gateway.gateway_process import Lab, chat, running_lab
+from tests.gateway.gateway_process import Lab, chat, cluster, running_lab
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CLIENT = f"00-{TRACE}-{PARENT}-01"
@@ -79,9 +81,20 @@ async def running_collector() -> AsyncIterator[Collector]:
 
 
 @contextlib.asynccontextmanager
-async def traced_lab(directory: Path, port: int, **tracing: Any) -> AsyncIterator[Lab]:
-    settings = {"tracing": {"endpoint": f"http://127.0.0.1:{port}", **tracing}}
-    async with running_lab(directory, ["a"], settings=settings) as lab:
+async def traced_lab(
+    directory: Path, port: int, *, at_once: int | None = None, **tracing: Any
+) -> AsyncIterator[Lab]:
+    """One engine; ``at_once``: how many requests it may have."""
+    settings = {
+        "tracing": {"endpoint": f"http://127.0.0.1:{port}", **tracing},
+        "admission": {"max_wait": "1s"},
+    }
+
+    def clusters(engines: Mapping[str, EchoEngine]) -> list[dict[str, Any]]:
+        bound = {} if at_once is None else {"max_concurrency": at_once}
+        return [cluster(name, engine.address, **bound) for name, engine in engines.items()]
+
+    async with running_lab(directory, ["a"], clusters, settings) as lab:
         yield lab
 
 
@@ -89,6 +102,10 @@ async def traced_lab(directory: Path, port: int, **tracing: Any) -> AsyncIterato
 async def collector() -> AsyncIterator[Collector]:
     async with running_collector() as collector:
         yield collector
+
+
+def seconds(span: Span) -> float:
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -150,6 +167,50 @@ async def test_a_refused_request_is_traced_with_its_reason(tmp_path: Path, colle
         assert spans["match"].status.message == "model_not_found"
         assert attributes(spans["gateway"])["http.response.status_code"] == 404
         assert b"nobody" not in collector.raw
+
+
+async def test_the_time_in_the_queue_is_a_span_of_its_own(tmp_path: Path, collector: Collector) -> None:
+    async with traced_lab(tmp_path, collector.port, sample_ratio=0, at_once=1) as lab:
+        gate = lab["a"].gate = asyncio.Event()
+        first = asyncio.create_task(lab.post())
+        await until(lambda: lab["a"].active == 1, 5, "the first runs")
+        late = CLIENT.replace(TRACE, "a" * 32)
+        assert (await lab.post(traceparent=late))[0] == 503, "its deadline passes while the first runs"
+        waits = asyncio.create_task(lab.post(traceparent=CLIENT))
+
+        async def waiting() -> bool:
+            return await lab.extproc.total("extproc_queue_requests") == 1
+
+        await until(waiting, 5, "the second waits")
+        gate.set()
+        assert [(await first)[0], (await waits)[0]] == [200, 200]
+        refused, served = await collector.trace("a" * 32, 5), await collector.trace(TRACE, 8)
+
+    assert set(refused) == {"gateway", "read", "match", "limit", "queue"}
+    assert refused["queue"].status.message == "queue_timeout"
+    assert seconds(refused["queue"]) > 0.9
+    queue = served["queue"]
+    assert served["limit"].end_time_unix_nano <= queue.start_time_unix_nano
+    assert queue.end_time_unix_nano <= served["decide"].start_time_unix_nano
+
+
+async def test_a_client_that_leaves_the_queue_ends_its_trace(tmp_path: Path, collector: Collector) -> None:
+    async with traced_lab(tmp_path, collector.port, sample_ratio=0, at_once=1) as lab:
+        gate = lab["a"].gate = asyncio.Event()
+        first = asyncio.create_task(lab.post())
+        await until(lambda: lab["a"].active == 1, 5, "the first runs")
+        leaving = asyncio.create_task(lab.post(traceparent=CLIENT))
+
+        async def waiting() -> bool:
+            return await lab.extproc.total("extproc_queue_requests") == 1
+
+        await until(waiting, 5, "the second waits")
+        leaving.cancel()
+        spans = await collector.trace(TRACE, 5)
+        gate.set()
+        assert (await first)[0] == 200
+    assert attributes(spans["gateway"])["gateway.reason"] == "client_gone"
+    assert set(spans) == {"gateway", "read", "match", "limit", "queue"}
 
 
 async def test_what_is_not_traced_passes_unchanged(tmp_path: Path, collector: Collector) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from deploy.grafana.rows import ROWS
 from tests.unit.catalogue_use import known, mistakes, used
 
 ROOT = Path(__file__).parents[2]
+PROMTOOL = shutil.which("promtool")
 QUERIES = [
     (graph.title, query, legend) for row in ROWS for graph in row.graphs for query, legend in graph.queries
 ]
@@ -38,6 +41,18 @@ def test_every_query_asks_for_what_exists(title: str, query: str, legend: str) -
     grouped = {name.strip() for names in _BY.findall(query) for name in names.split(",")}
     assert grouped <= labels
     assert set(_SHOWN.findall(legend)) <= (grouped or labels), "a legend of a label that the result has not"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool (of Prometheus) is not installed")
+def test_every_query_is_promql(tmp_path: Path) -> None:
+    queries = [query.replace("$__rate_interval", "1m").replace("$pool", "a|b") for _, query, _ in QUERIES]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    ran = subprocess.run(
+        [str(PROMTOOL), "check", "rules", str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_every_metric_of_a_pool_obeys_the_choice_of_pools() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -267,3 +268,9 @@ def test_the_file_has_no_clock_no_socket_and_no_opentelemetry() -> None:
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert not [name for name in names if name and name.split(".")[0] in ("time", "asyncio", "opentelemetry")]
+
+
+def test_the_documentation_lists_every_attribute() -> None:
+    name = re.compile(r"[\"`]((?:gateway|gen_ai|http|server)(?:\.[a-z_]+)+)[\"`]")
+    page = Path(__file__).parents[2] / "docs/tracing.md"
+    assert set(name.findall(Path(module.__file__).read_text())) == set(name.findall(page.read_text()))
