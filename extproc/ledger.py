@@ -276,10 +276,10 @@ class Ledger:
         if not lease.started:
             self._start(lease, now)
 
-    def _start(self, lease: Lease, now: float) -> None:
+    def _start(self, lease: Lease, now: float, started_at: float | None = None) -> None:
         computing, _ = lease.computing
         lease.started = True
-        computing.backlog.remove(lease.work, now, computing.rates.prefill_at(now))
+        computing.backlog.remove(lease.work, now, computing.rates.prefill_at(now), started_at)
 
     def _first_token(self, lease: Lease, ttft_s: float, now: float, usage: Usage | None = None) -> None:
         if lease.stream and not lease.adopted and lease.attempts == 1 and lease.prefiller is None:
@@ -288,7 +288,9 @@ class Ledger:
                 uncached, cached = max(usage.input - usage.cached, 0), usage.cached
             own = work(uncached, cached, lease.attention)
             lease.endpoint.rates.observe_first_token(own, ttft_s, lease.backlog_at_open, now)
-        self._start(lease, now)
+            self._start(lease, now, lease.opened_at + ttft_s)
+        else:
+            self._start(lease, now)
 
     def _move(self, lease: Lease, endpoint: Endpoint, now: float) -> None:
         self.counts.moved += 1

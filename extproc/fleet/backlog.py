@@ -9,6 +9,9 @@ Rules of this file:
 - a scrape's first-token counter says how many leases have started. Engines prefill in order of arrival, so
   these are the oldest; what the younger ones brought is the most that can be left, and that without the part
   an engine may have computed of the next one is the least: the leaked level is moved into these bounds;
+- engines may show numbers that are seconds old. The ends of requests tell when their first tokens really came;
+  how much later scrapes showed them, beyond half an interval, is the counters' ``lag``, and what the engine can
+  have done in that time is no longer bound by them;
 - an engine that counts computed prompt tokens but no first tokens bounds the level in the same way, by
   tokens;
 - a counter that stands still while requests end here is not believed. Without counters the level is
@@ -29,6 +32,7 @@ STEP_TOKENS = 8192.0
 on large GPUs (``max_num_batched_tokens``). The leak is good for a second; a bound that is too tight is not."""
 _FROZEN_AFTER = 3
 _MEMORY = 16
+_MOST_LAG_S = 30.0
 
 
 @dataclass(slots=True)
@@ -44,8 +48,13 @@ class Backlog:
     """No counter of the engine stands behind the level."""
     _waiting: deque[float] = field(default_factory=deque)
     """Charges of unstarted leases, oldest first."""
-    _started: dict[float, int] = field(default_factory=dict)
-    """Charge -> leases that a scrape said have started and that ``remove`` has yet to take away."""
+    lag: float = 0.0
+    """Seconds that the engine's counters are behind, as far as we know."""
+    _started: dict[float, deque[float]] = field(default_factory=dict)
+    """Charge -> when scrapes said that such leases have started, which ``remove`` has yet to take away."""
+    _scraped_at: float = float("-inf")
+    _gap: float = 1.0
+    """Seconds between scrapes, the mean of late."""
     _bound: float = 0.0
     """Most that can be left by the computed-tokens counter."""
     _ended: int = 0
@@ -88,19 +97,24 @@ class Backlog:
         self._bound += work
         self.at = max(now, self.at)
 
-    def remove(self, tokens: float, now: float, rate: float) -> None:
-        """A lease's first token came, or it ended without one: its tokens no longer wait.
+    def remove(self, tokens: float, now: float, rate: float, started_at: float | None = None) -> None:
+        """A lease's first token came (at ``started_at``, where known), or it ended without one: its tokens no longer
+        wait.
 
         Leases with equal charges are interchangeable here: if a scrape has said that one of them started, it
         is taken to be this one.
         """
         tokens = max(tokens, 0.0)
-        started = self._started.get(tokens, 0)
-        if started > 1:
-            self._started[tokens] = started - 1
-        elif started:
-            del self._started[tokens]
+        shown = self._started.get(tokens)
+        if shown:
+            shown_at = shown.popleft()
+            if not shown:
+                del self._started[tokens]
+            if started_at is not None:
+                self._learn_lag(shown_at - started_at)
         elif tokens in self._waiting:
+            if started_at is not None and self._scraped_at > started_at:
+                self._learn_lag(self._scraped_at - started_at)
             self._waiting.remove(tokens)
             self._ended += 1
             self._lower(tokens)
@@ -110,6 +124,10 @@ class Backlog:
     def observe(self, state: EngineState, previous: EngineState | None, now: float, rate: float) -> None:
         """Correct the level by what the engine's counters grew since the scrape before."""
         leaked = self.tokens(now, rate)
+        if 0.0 < now - self._scraped_at < 60.0:
+            self._gap += (now - self._scraped_at - self._gap) / _MEMORY
+        self._scraped_at = now
+        done_since = self.lag * rate
         first = growth(previous, state, "first_tokens_total")
         computed = growth(previous, state, "computed_prompt_tokens_total")
         ended, self._ended = self._ended, 0
@@ -120,27 +138,32 @@ class Backlog:
             self._unseen = 0 if shown else self._unseen + ended
             if self._unseen < _FROZEN_AFTER:
                 self.estimated = False
-                self._start(shown - ended)
+                self._start(shown - ended, now)
                 most = self.charged
                 head = self._waiting[0] if self._waiting else 0.0
-                least = max(most - max(head, STEP_TOKENS * self.per_token), 0.0)
+                least = max(most - max(head, STEP_TOKENS * self.per_token) - done_since, 0.0)
         elif computed is not None:
             self._unseen = 0 if computed else self._unseen + ended
             if self._unseen < _FROZEN_AFTER:
                 self.estimated = False
                 self._bound = min(max(self._bound - computed * self.per_token, 0.0), self.charged)
                 most = self._bound
-                least = max(most - STEP_TOKENS * self.per_token, 0.0)
+                least = max(most - STEP_TOKENS * self.per_token - done_since, 0.0)
         self.level = min(max(leaked, least), most)
         self.at = max(now, self.at)
 
-    def _start(self, leases: int) -> None:
+    def _start(self, leases: int, now: float) -> None:
         for _ in range(min(leases, len(self._waiting))):
             tokens = self._waiting.popleft()
-            self._started[tokens] = self._started.get(tokens, 0) + 1
+            self._started.setdefault(tokens, deque()).append(now)
             self._lower(tokens)
 
     def _lower(self, tokens: float) -> None:
         # Sums of floats drift; an empty queue is exactly nothing.
         self.charged = max(self.charged - tokens, 0.0) if self._waiting else 0.0
         self._bound = min(self._bound, self.charged)
+
+    def _learn_lag(self, late_s: float) -> None:
+        """A scrape showed a first token so many seconds after it came. Fresh counters: half an interval."""
+        self.lag += (min(late_s, _MOST_LAG_S) - self._gap / 2 - self.lag) / _MEMORY
+        self.lag = max(self.lag, 0.0)
