@@ -33,6 +33,7 @@ types: $(VENV)/.installed
 
 docs: $(VENV)/.installed          ## generated pages
 	@$(BIN)/python -m extproc.config.reference
+	@$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
