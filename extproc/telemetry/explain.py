@@ -41,19 +41,20 @@ def why(record: Mapping[str, Any]) -> str:
     name, best = names[chosen], rows[0]
     if record["candidates_total"] == 1:
         return f"{name} was the only one that could take it"
+    if not _in_seconds(record):
+        return f"{name} came first by {record['strategy']}"
     holder = _holder(rows)
     held, most = best["matched_tokens"], holder["matched_tokens"]
-    costs = "" if not _in_seconds(record) else f", {_seconds(best['cost'])} s"
+    cost = f"{_seconds(best['cost'])} s"
     if not most:
-        return f"nobody holds any of the prompt; {name} costs least{costs}"
+        return f"nobody holds any of the prompt; {name} costs least, {cost}"
     if held == most:
         others = any(row["matched_tokens"] == most for row in rows[1:])
         rank = "no other more" if others else "no other as much"
-        return f"{name} holds {held} of {record['prompt_tokens']} prompt tokens, {rank}{costs}"
-    there, here = (f" ({_seconds(row['cost'])} s)" if costs else "" for row in (holder, best))
+        return f"{name} holds {held} of {record['prompt_tokens']} prompt tokens, {rank}, {cost}"
     return (
         f"{names[holder['endpoint']]} holds {most} tokens and {name} {held}, "
-        f"but the first costs more{there} than the second{here}"
+        f"but the first costs more ({_seconds(holder['cost'])} s) than the second ({cost})"
     )
 
 

@@ -114,6 +114,7 @@ def test_scores_are_not_called_seconds() -> None:
     text = "\n".join(shown(said, 80))
     assert "in seconds" not in text
     assert "cost s" not in text
+    assert why(said) == "engine-0 came first by weighted-score"
 
 
 def test_a_rejection_says_what_the_client_was_told() -> None:
