@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Tests start processes while they have gRPC channels of their own; gRPC must not mind the fork before exec.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 @pytest.fixture

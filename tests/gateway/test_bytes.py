@@ -147,6 +147,18 @@ async def test_a_body_of_an_encoding_nobody_knows_is_left_to_the_engine(lab: Lab
     assert (received.body, received.headers["content-encoding"]) == (b"\x00\x01\x02", "snappy")
 
 
+async def met_by_a_503(lab: Lab, body: bytes, **headers: str) -> None:
+    """Send the body until an attempt of one request has met a busy replica; every request is served by the other."""
+    lab["a"].status = 503
+    sent = 0
+    while not lab["a"].posts:
+        status, answered, _ = await lab.post(body, **headers)
+        sent += 1
+        assert (status, answered["x-engine"]) == (200, "b")
+        assert sent < 100
+    assert (len(lab["a"].posts), len(lab["b"].posts)) == (1, sent)
+
+
 class TestOnARetry:
     """Round-robin over two replicas, one of which refuses or says 503: every second request meets it."""
 
@@ -158,27 +170,19 @@ class TestOnARetry:
         assert fleet["dead"]["failures"] > 0
 
     async def test_after_a_503(self, lab: Lab) -> None:
-        lab["a"].status = 503
-        for _ in range(2):
-            status, headers, _ = await lab.post(ODD)
-            assert (status, headers["x-engine"]) == (200, "b")
-        assert [item.body for item in lab["a"].posts] == [ODD]
-        assert [item.body for item in lab["b"].posts] == [ODD] * 2
+        await met_by_a_503(lab, ODD)
+        assert {item.body for item in posts(lab)} == {ODD}
         assert {item.headers["content-length"] for item in posts(lab)} == {str(len(ODD))}
 
     async def test_of_an_alias(self, lab: Lab) -> None:
-        lab["a"].status = 503
-        for _ in range(2):
-            assert (await lab.post(ALIASED))[0] == 200
-        assert [item.body for item in posts(lab)] == [ODD] * 3
+        await met_by_a_503(lab, ALIASED)
+        assert {item.body for item in posts(lab)} == {ODD}
 
     @pytest.mark.parametrize("encoding", ENCODERS)
     async def test_of_a_compressed_body(self, lab: Lab, encoding: str) -> None:
-        lab["a"].status = 503
         body = ENCODERS[encoding](ODD)
-        for _ in range(2):
-            assert (await lab.post(body, content_encoding=encoding))[0] == 200
-        assert [item.body for item in posts(lab)] == [body] * 3
+        await met_by_a_503(lab, body, content_encoding=encoding)
+        assert {item.body for item in posts(lab)} == {body}
         assert {item.headers["content-encoding"] for item in posts(lab)} == {encoding}
 
     async def test_of_an_alias_in_a_compressed_body(self, lab: Lab) -> None:

@@ -393,7 +393,8 @@ async def test_an_envoy_in_full_duplex_without_an_access_log(tmp_path: Path, res
         statuses = await asyncio.gather(*(lab.post(chat(f"{n}", stream=True)) for n in range(20)))
         for status, _, reply in statuses:
             assert (status, reply.count(b"data: ")) == (200, 22)
-        assert sorted((lab["a"].begun, lab["b"].begun)) == [10, 10]
+        assert lab["a"].begun + lab["b"].begun == 20
+        assert min(lab["a"].begun, lab["b"].begun) >= 5
         await lab.extproc.idle()
         for size in (10, 100_000, 5 << 20):
             for model in ("m", "alias"):
