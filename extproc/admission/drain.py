@@ -1,14 +1,15 @@
 """How fast a queue moves: tokens dispatched per second while something waited.
 
-Only time in which requests waited counts, so an idle hour says nothing. Old seconds fade (a memory of ten of them),
-and standing still counts: without a dispatch the rate falls towards zero.
+Only time in which requests waited counts, so an idle hour says nothing. Old seconds fade. A queue that slows down shows
+a falling rate; one that stands still for long shows none, because how long a generation takes that holds the last place
+is not known.
 """
 
 from __future__ import annotations
 
 import math
 
-_MEMORY_S = 10.0
+_MEMORY_S = 20.0
 _BELIEVED_S = 0.5
 _BELIEVED = 2.0
 
@@ -43,7 +44,7 @@ class DrainRate:
     def rate(self, now: float) -> float | None:
         """Tokens per second; None before enough has been seen."""
         self._pass(now)
-        if self._seconds < _BELIEVED_S or (self._count < _BELIEVED and self._seconds < _MEMORY_S / 2):
+        if self._seconds < _BELIEVED_S or self._count < _BELIEVED:
             return None
         return self._tokens / self._seconds
 

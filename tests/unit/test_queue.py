@@ -190,6 +190,18 @@ def test_the_predicted_wait_is_the_work_ahead_over_the_learned_rate() -> None:
     assert queue.predicted_wait(ticket("x", "new", priority=5), now) == 0.0
 
 
+def test_a_queue_that_stands_still_sheds_nobody() -> None:
+    """The engine's only place may be held by a generation that takes minutes."""
+    queue = PoolQueue(Policy(max_wait_s=400.0, aging_s=0.0))
+    fill(queue, *(ticket(f"r{n}", wait=400) for n in range(10)))
+    for step in range(4):
+        drain(queue, 1, now=step / 10)
+    for now in range(1, 300):
+        assert queue.hopeless(float(now)) == []
+    assert queue.predicted_wait(ticket("x"), 300.0) is None
+    assert queue.requests == 6
+
+
 def test_what_cannot_start_in_time_is_cut_from_the_lowest_priority() -> None:
     queue = PoolQueue(Policy(max_wait_s=10.0, aging_s=0.0))
     fill(queue, *(ticket(f"l{n}", "low", priority=-1, wait=10) for n in range(100)))
