@@ -36,6 +36,10 @@ class Stub(ep_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServi
             message = await context.read()
             if message is grpc.aio.EOF:
                 return
+            part = message.WhichOneof("request")
+            if part.startswith("response_"):
+                # The guard's filters see replies that Envoy makes before it asked them anything: let them pass.
+                return
             self.messages += 1
             if message.HasField("request_headers"):
                 headers = {
@@ -66,6 +70,12 @@ class Stub(ep_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServi
         hosts = common.header_mutation.set_headers.add()
         hosts.header.key = "x-gateway-destination-endpoint"
         hosts.header.raw_value = self.hosts.encode()
+        for name, value in (
+            ("x-envoy-retry-on", "retriable-status-codes"),
+            ("x-envoy-retriable-status-codes", "503"),
+        ):
+            word = common.header_mutation.set_headers.add()
+            word.header.key, word.header.raw_value = name, value.encode()
         balance: dict[str, Any] = {
             "priority_groups": [
                 {"name": str(place), "clusters": [{"cluster_name": name, "weight": 1}]}
