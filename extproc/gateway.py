@@ -49,6 +49,7 @@ from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.health import HealthPolicy
 from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
+from extproc.reconcile import Reconciler
 from extproc.routing.rejection import Rejection
 from extproc.routing.tenant import ANONYMOUS, Tenant
 from extproc.telemetry.admission_bindings import bind_admission
@@ -146,6 +147,7 @@ class Gateway:
             clock=self.clock,
         )
         roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard, SHADOW_ROLE: self.shadow})
+        self.reconciler = Reconciler(self.core.ledger)
         self.core.fleet.probed = True
         self.warm_up = WarmUp(
             self.core.fleet.endpoints, self.core.fleet.ready, self._warm_up_settings, self.engine_access
@@ -311,8 +313,9 @@ class Gateway:
         router, rules = self.gatekeeper.rules(snapshot)
         self.core.install(router, specs, rules, self.clock())
         self.releases.install(snapshot.settings)
-        self.answers.tenants = snapshot.identity.enabled
-        self.answers.upstream_keys = snapshot.upstream_keys
+        for answers in (self.answers, self.copy_answers):
+            answers.tenants = snapshot.identity.enabled
+            answers.upstream_keys = snapshot.upstream_keys
         # A copy comes with the key that its original's engines want.
         self.copy_answers.tenants = snapshot.identity.enabled or bool(snapshot.upstream_keys)
         self.copy_answers.upstream_keys = snapshot.upstream_keys
@@ -327,9 +330,17 @@ class Gateway:
             await asyncio.sleep(_IDLE_POLL_S)
 
     async def _housekeep(self) -> None:
+        known_broken = self.access_log.counts.broken
         while True:
             await asyncio.sleep(1.0)
-            self.core.housekeep(self.clock())
+            now = self.clock()
+            self.core.housekeep(now)
+            broken, streams = self.access_log.counts.broken, self.access_log.counts.streams
+            if self.live.snapshot.settings.feedback == "access_log":
+                if broken != known_broken or (not streams and self.core.ledger.leases):
+                    self.reconciler.deaf(now)
+                known_broken = broken
+                self.reconciler.work(now)
 
     async def _reload(self) -> list[str]:
         problems = await self.live.reload()

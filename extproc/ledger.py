@@ -249,6 +249,11 @@ class Ledger:
             self._close(lease, Outcome.NEUTRAL, "dead", None, now)
         return len(dead)
 
+    def give_up(self, lease: Lease, now: float, reason: str) -> None:
+        """Close a lease whose ending will not be heard any more."""
+        self.counts.dead += 1
+        self._close(lease, Outcome.NEUTRAL, reason, None, now)
+
     def forget(self, live: Container[str]) -> None:
         """Drop counts of endpoints that are gone."""
         counts = self.counts.failed_attempts
