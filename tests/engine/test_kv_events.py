@@ -24,7 +24,7 @@ from extproc.edge.tokenizer_files import ModelTokenizer, load
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.model_stats import ModelStats
 from extproc.kvcache.approximate import ApproximateIndex
-from extproc.kvcache.view import CacheView
+from extproc.kvcache.view import CacheView, Look
 from tests.engine.vllm_server import BLOCK, MODEL, Vllm, running_vllm
 from tests.gateway.envoy_process import until
 
@@ -57,11 +57,7 @@ class Watcher:
     async def ask(self, messages: list[dict[str, str]], max_tokens: int = 8) -> str:
         """Send one chat request; remember what was foretold and what came."""
         body = {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
-        raw = json.dumps(body).encode()
-        head = RequestHead("id", "POST", "/v1/chat/completions", "", {"content-type": "application/json"})
-        request = parse(head, raw)
-        request.prompt.tokens = await asyncio.to_thread(self.tokenizer.tokens, Api.CHAT, raw)
-        look = self.view.look(request.prompt, MODEL)
+        look = await self.look(body)
         precise = self.view.held(self.endpoint, look)
         approximate = look.tokens(self.view.index.expect_of(self.endpoint.slot, look.hashes))
         claim = self.view.claim(self.endpoint, look)
@@ -75,6 +71,14 @@ class Watcher:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         self.seen.append(Prediction(precise, approximate, cached, look.prompt_tokens))
         return str(answer["choices"][0]["message"]["content"] or "")
+
+    async def look(self, body: dict[str, Any]) -> Look:
+        """A request as the gateway sees it."""
+        raw = json.dumps(body).encode()
+        head = RequestHead("id", "POST", "/v1/chat/completions", "", {"content-type": "application/json"})
+        request = parse(head, raw)
+        request.prompt.tokens = await asyncio.to_thread(self.tokenizer.tokens, Api.CHAT, raw)
+        return self.view.look(request.prompt, MODEL)
 
     def exact(self) -> bool:
         return self.view.ranks.exact(self.endpoint.slot)
@@ -164,7 +168,6 @@ async def test_mixed_conversations_are_foretold_exactly(vllm: Vllm) -> None:
         for number in order:
             await steps[number].pop()()
             await until(watcher.quiet, 5, "events taken")
-            await asyncio.sleep(0.02)
         shares = report("one at a time", watcher.seen)
         assert shares["precise"] >= 0.99
         assert (
@@ -203,7 +206,6 @@ async def test_a_full_cache_evicts_and_only_events_tell(vllm: Vllm) -> None:
             await watcher.ask(prompt)
         for prompt in rng.choices(prompts, k=40):
             await until(watcher.quiet, 5, "events taken")
-            await asyncio.sleep(0.02)
             await watcher.ask(prompt)
         seen = watcher.seen[len(prompts) :]
         assert {one.actual > 0 for one in seen} == {True, False}
@@ -216,8 +218,8 @@ async def test_a_full_cache_evicts_and_only_events_tell(vllm: Vllm) -> None:
         for number in range(30):
             foreign = [{"role": "user", "content": f"other{number} " + words(rng, 700)}]
             await vllm.post("/v1/chat/completions", {"model": MODEL, "messages": foreign, "max_tokens": 1})
-        await until(watcher.quiet, 5, "events taken")
-        await asyncio.sleep(0.05)
+        look = await watcher.look({"model": MODEL, "messages": prompts[0]})
+        await until(lambda: watcher.view.held(watcher.endpoint, look) == 0, 5, "the eviction told")
         await watcher.ask(prompts[0])
         assert watcher.seen[-1].precise == watcher.seen[-1].actual == 0 < watcher.seen[-1].approximate
 
@@ -245,7 +247,6 @@ async def test_a_restarted_replica_is_empty_and_followed_again(vllm: Vllm) -> No
         for _ in range(2):
             await watcher.ask(prompt)
             await until(watcher.quiet, 5, "events taken")
-            await asyncio.sleep(0.02)
         last = watcher.seen[-2:]
         assert [one.precise for one in last] == [one.actual for one in last]
         assert last[0].actual == 0 < last[1].actual

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -24,6 +26,7 @@ from extproc.simulator.options import Options
 from extproc.simulator.presets import PRESETS
 from extproc.simulator.server import Handle, serve
 from tests.gateway.envoy_process import free_port, until
+from tests.gateway.sim_fleet import SimFleet, running_fleet
 
 BLOCK = PRESETS["demo"].block_size
 
@@ -165,3 +168,46 @@ async def test_a_port_where_nobody_publishes_leaves_the_endpoint_approximate() -
         assert not listener.view.ranks.exact(7)
         other = listener.add(one)
         await listener.live(other)
+
+
+async def foretold(fleet: SimFleet, tokens: list[int]) -> tuple[int, int]:
+    """Tokens of a completion's prompt that were said to be cached, and that were, whole-gateway."""
+    body = {"model": "sim", "prompt": tokens, "max_tokens": 1}
+    url = f"{fleet.gateway.url}/v1/completions"
+    async with fleet.session.post(url, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        usage = (await reply.json())["usage"]
+        record = await fleet.gateway.extproc.get(f"/decisions/{reply.headers['x-gateway-request-id']}")
+    return record["matched_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+async def exact(fleet: SimFleet) -> None:
+    async def known() -> bool:
+        metrics = await fleet.gateway.extproc.metrics()
+        told = [value for name, value in metrics.items() if name.startswith("extproc_kv_events_exact{")]
+        return len(told) == len(fleet.engines) and all(told)
+
+    await until(known, 15, "every endpoint's events followed")
+
+
+async def test_a_gateway_foretells_what_engines_find_also_after_its_own_restart(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    shared = [rng.randrange(2**31) for _ in range(40 * BLOCK)]
+    prompts = [shared[: rng.randrange(len(shared))] + [number] * 200 for number in range(12)]
+    engines = {name: (Options(kv_events_port=0), {}) for name in ("a", "b")}
+    async with running_fleet(tmp_path, engines) as fleet:
+        await exact(fleet)
+        for prompt in [*prompts, *prompts]:
+            said, found = await foretold(fleet, prompt)
+            assert said == found
+        extproc = fleet.gateway.extproc
+        messages = await extproc.total("extproc_kv_events_messages_total")
+        assert messages > 0
+        await extproc.kill()
+        await fleet.gateway.restart_extproc()
+        await fleet.gateway.extproc.ready()
+        await fleet.gateway.envoy.healthy_processor()
+        await exact(fleet)
+        for prompt in prompts:
+            said, found = await foretold(fleet, prompt)
+            assert said == found > 0
