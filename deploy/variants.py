@@ -114,7 +114,7 @@ CLUSTER_HEADER = {
 """,
     "envoy -c envoy.yaml  ": "envoy -c cluster-header.yaml  ",
     "    filter_chains:\n": "    per_connection_buffer_limit_bytes: 67108864    # CHANGE: 64 MiB; limits.max_body_bytes in extproc.yaml must be as large\n    filter_chains:\n",
-    "                request_body_buffer_limit: 67108864   # CHANGE: 64 MiB; limits.max_body_bytes in extproc.yaml must be as large\n": "",
+    "              request_body_buffer_limit: 67108864     # CHANGE: 64 MiB; limits.max_body_bytes in extproc.yaml must be as large\n": "",
     """\
                   # extproc names, for each request, the cluster of every attempt: attempt 1 goes to group 1, attempt 2 to
                   # group 2 … The group written here is what a request gets that extproc did not decide: none.

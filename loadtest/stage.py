@@ -25,7 +25,7 @@ from loadtest.client import Target
 from loadtest.processes import REPOSITORY, Processes, free_port, listening, python
 
 MODEL = "m"
-_ASKING = ("envoy.filters.http.ext_proc", "first-token", "whole-stream")
+_ASKING = ("envoy.filters.http.ext_proc", "guard")
 """Filters that ask extproc."""
 _ROUTER = "envoy.filters.http.router"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -106,7 +106,9 @@ def bare_config(config: Config, port: int, admin_port: int, engine_port: int) ->
     for one in manager["http_filters"]:
         if one["name"] == _ROUTER:
             one["typed_config"].pop("upstream_log", None)
-    for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    del routes[1:]
+    for route in routes:
         action = route["route"]
         action.pop("inline_cluster_specifier_plugin", None)
         action.pop("request_mirror_policies", None)

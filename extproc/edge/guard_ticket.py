@@ -2,7 +2,7 @@
 
 The decision puts the header in, Envoy shows it to the guard's own ext_proc filter and removes it before the engine. So the
 guard needs no memory between the two: another process, or one just restarted, can take over. Clients cannot send it: Envoy
-removes what begins with ``x-gateway-``. The level stands first because Envoy's filters look at the beginning.
+removes what begins with ``x-gateway-``. The level stands first because Envoy's routes look at the beginning.
 
     x-gateway-guard: whole_stream;api=chat;first=30;heartbeat=15;idle=120;total=900
 """

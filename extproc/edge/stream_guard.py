@@ -1,6 +1,7 @@
-"""The stream guard's side of its ext_proc filters: pumps a :class:`GuardedStream` and keeps its time.
+"""The stream guard's side of its ext_proc filter: pumps a :class:`GuardedStream` and keeps its time.
 
-Two filters of Envoy call it (envoy/envoy.yaml), each skipped unless the decision set the header ``x-gateway-guard``:
+One filter of Envoy calls it (envoy/envoy.yaml), on the two routes that a request takes whose decision set the header
+``x-gateway-guard``:
 
 - ``first_token``: response body STREAMED, sent without waiting for the header's answer. The answer to the header is held
   until the first chunk, both are answered, and we leave: Envoy passes the rest by itself;

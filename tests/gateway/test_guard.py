@@ -16,6 +16,8 @@ from tests.gateway.gateway_process import Lab, chat, gather_bounded, running_lab
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FIRST, WHOLE, CUT = "first-token", "whole-stream", "cut"
+PATIENT = {"first_token": "patient-first-token", "whole_stream": "patient-whole-stream"}
+"""Bounds that a busy machine does not reach."""
 SETTINGS = {
     "pools": {"pool": {"strategy": "round-robin"}},
     "routes": [
@@ -43,6 +45,15 @@ SETTINGS = {
                 "per_token": 0.01,
             },
         },
+        *(
+            {
+                "name": name,
+                "match": {"header": {"X-Guard": name}},
+                "pool": "pool",
+                "guard": {"level": level, "first_token": 60},
+            }
+            for level, name in PATIENT.items()
+        ),
     ],
     "health": {"failures": 10_000, "error_rate": 1.0},
 }
@@ -71,7 +82,7 @@ async def unguarded(lab: Lab) -> bytes:
     return (await lab.post(STREAM))[2]
 
 
-@pytest.mark.parametrize("level", [FIRST, WHOLE])
+@pytest.mark.parametrize("level", PATIENT.values())
 @pytest.mark.parametrize("delay_s", [0.0, 0.002])
 async def test_sixty_fast_streams_are_intact_byte_for_byte(lab: Lab, level: str, delay_s: float) -> None:
     lab["a"].chunks, lab["a"].padding, lab["a"].chunk_delay_s = 40, 200, delay_s
@@ -164,7 +175,7 @@ async def test_a_stream_that_goes_on_too_long_is_cut_at_an_event(lab: Lab) -> No
     await lab.extproc.idle()
 
 
-@pytest.mark.parametrize("level", [FIRST, WHOLE])
+@pytest.mark.parametrize("level", PATIENT.values())
 async def test_an_engine_that_breaks_off_is_an_error_of_its_own(lab: Lab, level: str) -> None:
     lab["a"].cut_after = 0
     status, _, reply = await lab.post(STREAM, x_guard=level)
@@ -172,7 +183,7 @@ async def test_an_engine_that_breaks_off_is_an_error_of_its_own(lab: Lab, level:
     await lab.extproc.idle()
 
 
-@pytest.mark.parametrize("level", [FIRST, WHOLE])
+@pytest.mark.parametrize("level", PATIENT.values())
 async def test_what_is_no_stream_of_tokens_is_left_alone(lab: Lab, level: str) -> None:
     status, _, plain = await lab.post(chat(), x_guard=level)
     assert (status, json.loads(plain)["object"]) == (200, "chat.completion")
@@ -186,7 +197,7 @@ async def test_the_engine_does_not_see_the_guards_header_and_clients_cannot_send
     before = await lab.extproc.total("extproc_guard_streams_total")
     assert (await lab.post(STREAM, x_gateway_guard="first_token;first=0.001"))[0] == 200
     assert await lab.extproc.total("extproc_guard_streams_total") == before
-    await lab.post(STREAM, x_guard=FIRST)
+    await lab.post(STREAM, x_guard=PATIENT["first_token"])
     assert not any("x-gateway-guard" in item.headers for item in lab["a"].posts)
 
 
@@ -201,3 +212,9 @@ async def test_a_client_that_leaves_ends_the_guards_watch(lab: Lab) -> None:
 
     await until(gone, 5.0, "the guard's stream closed")
     await until(lambda: lab["a"].active == 0, 5.0, "engine told to stop")
+
+
+async def test_refused_requests_are_no_guards_business(lab: Lab) -> None:
+    before = await lab.extproc.total("extproc_guard_streams_total")
+    assert (await lab.post(chat(model="nobody-serves-this")))[0] == 404
+    assert await lab.extproc.total("extproc_guard_streams_total") == before

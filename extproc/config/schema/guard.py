@@ -12,7 +12,7 @@ Bound = Annotated[Duration, Field(ge=0.05)]
 
 
 class GuardSettings(Section):
-    """Bounds on streamed replies of a route. Needs the guard filters of envoy/envoy.yaml."""
+    """Bounds on streamed replies of a route. Needs the filter and routes of the guard in envoy/envoy.yaml."""
 
     level: Literal["first_token", "whole_stream"] = "first_token"
     """`first_token`: watch until the first byte of the reply. `whole_stream`: watch and pass on every chunk,
