@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 
 from extproc.config.envoy_message import did_you_mean
 from extproc.config.problem import Problem
@@ -118,6 +119,11 @@ def _keys(settings: Settings, document: Document) -> Iterator[Problem]:
                 secret(pool.upstream_key)
             except SecretError as error:
                 yield document.problem(("pools", name, "upstream_key"), str(error))
+    if settings.rate_limits.store == "redis" and find_spec("redis") is None:
+        yield document.problem(
+            ("rate_limits", "store"),
+            "the client of the store is not installed; run `pip install extproc[redis]`",
+        )
     if settings.rate_limits.store == "redis" and settings.rate_limits.redis.password is not None:
         try:
             secret(settings.rate_limits.redis.password)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from extproc.config.lint_clusters import lint_extproc_cluster, lint_files
+from extproc.config.lint_identity import lint_identity
 from extproc.config.lint_roles import GUARD_ROLE, SHADOW_ROLE, role
 from extproc.config.lint_routes import lint_routes
 from extproc.config.node import Node
@@ -56,6 +57,8 @@ def lint(document: Document, settings: Settings, published: Collection[str] = ()
         problems += _access_log(manager, settings)
         for ext_proc in manager.at("http_filters").typed(".ExternalProcessor"):
             problems += _ext_proc(ext_proc, settings)
+            if not role(ext_proc):
+                problems += lint_identity(manager, ext_proc, settings)
         problems += lint_routes(root, manager, settings)
     for name in sorted(_extproc_clusters(managers)):
         problems += lint_extproc_cluster(root, name, settings, published)

@@ -138,6 +138,13 @@ def policy(settings: Settings, pool: str, fallback: str | None) -> Policy:
     return replace(_overridden(base, own), fallback=fallback)
 
 
+def longest_wait_s(settings: Settings) -> float:
+    """The longest that any request may wait in a queue; pools that only clusters name have the top level's word."""
+    waits = [policy(settings, name, None).max_wait_s for name in (*settings.pools, "")]
+    waits += [tenant.max_wait_s or 0.0 for tenant in tenants(settings).values()]
+    return max(waits)
+
+
 def limit(said: TrafficLimit) -> Limit:
     """As the core wants it."""
     return Limit(said.rpm, said.tpm, said.tokens_per_day, said.concurrency, said.burst)

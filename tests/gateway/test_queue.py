@@ -130,3 +130,45 @@ async def test_waiting_requests_survive_a_reload(tmp_path: Path) -> None:
         await until(taken, 10, "the reload")
         gate.set()
         assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
+
+
+async def test_under_three_times_the_load_the_critical_go_first_and_the_lowest_go_on(tmp_path: Path) -> None:
+    """The story of the unit test in virtual time, coarse: a real Envoy, an engine with four places of 0.3 s."""
+    settings = {
+        "admission": {"max_wait": "2s", "headroom": 0.25},
+        "tiers": {"critical": {"priority": 10}, "batch": {"priority": -10}},
+        "tenants": {
+            "urgent": {"keys": [sha("u")], "tier": "critical"},
+            "slow": {"keys": [sha("s")], "tier": "batch"},
+            "other": {"keys": [sha("o")], "tier": "batch"},
+        },
+    }
+
+    def four_places(engines: Mapping[str, EchoEngine]) -> list[dict[str, Any]]:
+        return [cluster(name, engine.address, max_concurrency=4) for name, engine in engines.items()]
+
+    async with running_lab(tmp_path, ["e"], four_places, settings) as lab:
+        lab["e"].chunks, lab["e"].chunk_delay_s = 5, 0.06
+        loop = asyncio.get_running_loop()
+        answers: dict[str, list[tuple[int, float]]] = {"u": [], "s": [], "o": []}
+
+        async def ask(key: str, at: float) -> None:
+            await asyncio.sleep(at)
+            began = loop.time()
+            status, _, _ = await lab.post(chat(stream=True), x_api_key=key)
+            answers[key].append((status, loop.time() - began))
+
+        plan = [(key, n / 40 * 3) for n in range(40) for key in ("s", "o")] + [
+            ("u", n / 8) for n in range(24)
+        ]
+        await asyncio.gather(*(ask(key, at) for key, at in plan))
+        assert {status for status, _ in answers["u"]} == {200}
+        assert sorted(took for _, took in answers["u"])[21] < 1.0
+        low = answers["s"] + answers["o"]
+        assert {status for status, _ in low} <= {200, 429, 503}
+        served = {key: sum(status == 200 for status, _ in answers[key]) for key in ("s", "o")}
+        assert min(served.values()) >= 4
+        # Nobody hangs: wait, generation, and a margin for a slow machine.
+        assert max(took for _, took in low) < 5.0
+        await lab.extproc.idle()
+        assert lab["e"].active == 0

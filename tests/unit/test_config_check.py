@@ -224,13 +224,8 @@ def test_no_access_log_is_fine_only_for_feedback_by_stream() -> None:
 
 
 def test_fail_open_together_with_tenants_is_refused() -> None:
-    class WithTenants(Settings):
-        tenants: dict[str, str] = {"a": "key"}  # noqa: RUF012
-
     text, line = changed("failure_mode_allow: false", "failure_mode_allow: true")
-    said = WithTenants.model_validate(
-        {"envoy": {"admin": "127.0.0.1:9901"}}, context={"folder": Path("/etc/gateway")}
-    )
+    said = settings(tenants={"a": {"keys": ["env:KEY_OF_A"]}})
     assert linted(text, said) == [
         f"envoy.yaml:{line}: failure_mode_allow: true lets requests pass without key and limit while "
         "extproc is down, "

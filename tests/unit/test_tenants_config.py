@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from extproc.config.explain import explain
+from extproc.config.lint import lint
 from extproc.config.load import load
 from extproc.config.problem import ConfigError
+from extproc.config.schema import Settings
 from extproc.config.secrets import SecretError, key_digests, secret
+from extproc.config.yaml_source import read
 
 CLUSTERS = """\
 resources:
@@ -125,3 +128,21 @@ def test_explain_prints_the_values_that_hold(folder: Path) -> None:
     assert "tenant a: tier gold, priority 5, weight 1, m-big" in lines
     assert "  rpm 60" in lines
     assert lines[-1] == "schedule night: mon, tue, wed, thu, fri, sat, sun, 22:00 to 06:00 UTC"
+
+
+def identity_problems(**said: object) -> list[str]:
+    settings = Settings.model_validate(
+        {"envoy": {"admin": "127.0.0.1:9901"}, **said}, context={"folder": Path("/etc/gateway")}
+    )
+    text = (Path(__file__).parent / "fixtures" / "bootstrap.yaml").read_text()
+    return [problem.message for problem in lint(read(text, "envoy.yaml"), settings)]
+
+
+def test_envoy_must_show_what_identity_reads_and_wait_as_long_as_the_queue() -> None:
+    assert identity_problems() == []
+    (claims,) = identity_problems(identity={"claims": "other.filter:client.name"})
+    assert claims.endswith("write `forwarding_namespaces: {untyped: [other.filter]}`")
+    (certificate,) = identity_problems(identity={"client_certificate": True})
+    assert certificate.startswith("forward_client_cert_details SANITIZE (the default) does not vouch")
+    longest = {"pools": {"p": {"admission": {"preset": "batch", "max_wait": "640s"}}}}
+    assert identity_problems(**longest) == []
