@@ -21,9 +21,12 @@ from typing import Protocol
 from extproc.fleet.prefill import work
 from extproc.scheduling.strategy import Candidate, Query
 
-STREAM_WEIGHT = 0.1
+STREAM_WEIGHT = 0.3
 """A second lost while an answer streams, in seconds of waiting for it to begin: its reader sees slower text,
 not none."""
+_STALL_SHARE = 0.1
+"""A stall in the middle of a stream that runs already, against the request's own stream being slow from end to end:
+most of it disappears in the reader's own pace."""
 _MAX_INTERVAL_S = 30.0
 _BARRIER_FROM = 0.9
 _BARRIER_TOP = 0.99
@@ -128,10 +131,10 @@ class StallTerm:
     name = "stall"
 
     def __init__(self, weight: float = STREAM_WEIGHT) -> None:
-        self._weight = weight
+        self._weight = weight * _STALL_SHARE
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``work(uncached) / rate * leases * weight``."""
+        """``work(uncached) / rate * leases * weight``, a tenth of the stream's weight for each."""
         prompt, weight = query.prompt_tokens, self._weight
         share = query.attention
         return [

@@ -54,12 +54,12 @@ def test_matches_count_by_how_far_usage_confirms_them() -> None:
 
 def test_decode_is_output_times_slowdown_times_streams_at_a_weight() -> None:
     target = endpoint(0, leases=10)
-    assert terms(target, query(output=1000))["decode s"] == pytest.approx(0.1 * 1000 * 0.0002 * 10)
+    assert terms(target, query(output=1000))["decode s"] == pytest.approx(0.3 * 1000 * 0.0002 * 10)
 
 
 def test_stall_is_what_running_streams_lose_to_the_prefill() -> None:
     target = endpoint(0, leases=10)
-    assert terms(target, query(prompt=8000))["stall s"] == pytest.approx(0.1 * 1.0 * 10)
+    assert terms(target, query(prompt=8000))["stall s"] == pytest.approx(0.03 * 1.0 * 10)
     assert terms(target, query(prompt=8000), matched=8000)["stall s"] == 0.0
 
 
