@@ -185,14 +185,14 @@ async def simulated(four: Simulated) -> Simulated:
 
 
 async def spread(gateway: Gateway, count: int) -> list[int]:
-    """Leases by endpoint while ``count`` requests run."""
+    """Leases by endpoint while ``count`` long requests run; they are given up then."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(number: int) -> int:
-            body = chat(f"request {number} " + "words " * 200, stream=True, max_tokens=60)
+        async def one(number: int) -> None:
+            body = chat(f"request {number} " + "words " * 200, stream=True, max_tokens=5000)
             async with session.post(gateway.url + "/v1/chat/completions", data=body) as reply:
+                assert reply.status == 200
                 await reply.read()
-                return reply.status
 
         tasks = [asyncio.create_task(one(number)) for number in range(count)]
         decided: list[int] = []
@@ -202,8 +202,13 @@ async def spread(gateway: Gateway, count: int) -> list[int]:
             decided = [row["leases"] for row in (await gateway.extproc.fleet()).values()]
             return sum(decided) == count
 
-        await until(all_decided, 10, f"{count} decided")
-        assert set(await asyncio.gather(*tasks)) == {200}
+        try:
+            await until(all_decided, 20, f"{count} decided")
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in ended), ended
         return decided
 
 
@@ -230,7 +235,8 @@ async def test_one_frozen_page_among_true_ones_attracts_no_crowd(simulated: Simu
     await until(lambda: _scraped(gateway), 5, "every page read")
     decided = await spread(gateway, 64)
     print(f"\n64 concurrent requests on 4 replicas, the first page frozen: {decided}")
-    assert max(decided) <= 1.25 * 64 / 4
+    assert decided[0] <= 1.25 * 64 / 4
+    assert max(decided) <= 2 * 64 / 4
 
 
 async def test_blocked_metrics_are_seen_and_traffic_goes_on(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import yaml
 
 from extproc.edge.bootstrap import socket_address
@@ -176,6 +177,14 @@ async def test_50_edits_under_load_lose_no_request(lab: Lab) -> None:
     }
 
 
+@pytest_asyncio.fixture(loop_scope="class", scope="class")
+async def refusing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lab]:
+    """One gateway for all edits that are refused."""
+    async with running_lab(tmp_path_factory.mktemp("refusing"), NAMES, all_but, SETTINGS) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="class")
 class TestABadFile:
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -192,7 +201,8 @@ class TestABadFile:
         ],
         ids=["no YAML", "no list", "twice", "empty", "incomplete"],
     )
-    async def test_changes_nothing_and_is_told(self, lab: Lab, text: str, said: str) -> None:
+    async def test_changes_nothing_and_is_told(self, refusing: Lab, text: str, said: str) -> None:
+        lab = refusing
         before = await endpoints(lab)
         generation = (await lab.extproc.metrics())["extproc_config_generation"]
         async with Edit(lab, refused=True):
@@ -201,8 +211,11 @@ class TestABadFile:
         assert (await lab.extproc.metrics())["extproc_config_generation"] == generation
         assert said in lab.extproc.log
         assert (await lab.post())[0] == 200
+        async with Edit(lab):
+            write_clusters(lab.gateway.clusters_file, all_but(lab.engines))
 
-    async def test_of_settings_is_told_with_its_line(self, lab: Lab) -> None:
+    async def test_of_settings_is_told_with_its_line(self, refusing: Lab) -> None:
+        lab = refusing
         text = lab.gateway.config_file.read_text()
         async with Edit(lab, refused=True):
             lab.gateway.config_file.write_text(text + "pools: {pool: {stratgy: round-robin}}\n")
