@@ -89,6 +89,8 @@ class Lease:
     """Its part of the limits, closed when the lease is."""
     waited_s: float = 0.0
     """Time in our queue."""
+    turn: tuple[int, str, float] | None = None
+    """Priority, flow and tokens that the queue counted for it; None when it did not wait."""
 
     @property
     def computing(self) -> tuple[Endpoint, int]:

@@ -202,36 +202,20 @@ class Admission:
 
     def settled(self, settlement: Settlement, now: float) -> None:
         """A lease closed: end its reservation, give back its places, let the next one go."""
-        lease, end = settlement.lease, settlement.end
+        lease = settlement.lease
         for meter in lease.meters:
             meter.running -= 1
-        served = (
-            end is not None
-            and end.status < 400
-            and (settlement.outcome is Outcome.SUCCESS or end.response_bytes > 0)
-        )
-        size = end.response_bytes if end is not None else 0
-        if served and end is not None:
-            whole = settlement.outcome is Outcome.SUCCESS and end.usage is not None
-            if whole and end.usage is not None and end.usage.output and lease.api.generates:
-                self.sizes.observe(lease.model, lease.stream, size, end.usage.output)
+        used = self._used(settlement)
         if lease.reserved is not None:
-            if served and end is not None:
-                by_bytes = self.sizes.tokens(lease.model, lease.stream, size) if lease.api.generates else None
-                used = used_tokens(
-                    end.usage,
-                    prompt_tokens=lease.prompt_tokens,
-                    output_tokens=lease.output_tokens,
-                    reply_tokens=by_bytes,
-                )
+            if used is None and settlement.reason == "dead":
+                used = lease.reserved.tokens  # nobody told us: it may well have run
+            if used is None:
+                lease.reserved.refund(now)
+            else:
                 lease.reserved.settle(used, now)
                 self.counts.used(lease.tenant, used)
-            elif settlement.reason == "dead":
-                # Nobody told us: it may well have run.
-                lease.reserved.settle(lease.reserved.tokens, now)
-                self.counts.used(lease.tenant, lease.reserved.tokens)
-            else:
-                lease.reserved.refund(now)
+        if lease.turn is not None and (queue := self.queues.get(lease.pool)) is not None:
+            queue.correct(lease.turn, used or 0.0)
         self._tell_circuit(settlement, now)
         self.poll(now)
 
@@ -259,6 +243,24 @@ class Admission:
         model = match.splice or request.model or ""
         expected = self._models.output_tokens(model, request.max_tokens)
         return max(ticket.cost - expected, 0.0) + request.max_tokens
+
+    def _used(self, settlement: Settlement) -> float | None:
+        """Tokens of a request that ended; None when nothing of an answer came."""
+        lease, end = settlement.lease, settlement.end
+        succeeded = settlement.outcome is Outcome.SUCCESS
+        if end is None or end.status >= 400 or not (succeeded or end.response_bytes > 0):
+            return None
+        by_bytes = None
+        if lease.api.generates:
+            if succeeded and end.usage is not None and end.usage.output:
+                self.sizes.observe(lease.model, lease.stream, end.response_bytes, end.usage.output)
+            by_bytes = self.sizes.tokens(lease.model, lease.stream, end.response_bytes)
+        return used_tokens(
+            end.usage,
+            prompt_tokens=lease.prompt_tokens,
+            output_tokens=lease.output_tokens,
+            reply_tokens=by_bytes,
+        )
 
     def _room(self, pool: str, tenant: Tenant, now: float) -> Room:
         highest = self._rules.highest
@@ -345,6 +347,7 @@ class Admission:
                     continue
             else:
                 queue.served(next_one, now)
+                answer.lease.turn = (next_one.tenant.priority, next_one.flow, next_one.cost)
                 self.counts.wait(pool, now - next_one.arrived_at)
                 self._sent(next_one, answer, now)
             next_one.notify()

@@ -5,7 +5,8 @@ Rules of this file (start-time fair queueing: Goyal, Vin, Cheng, "Start-time Fai
 - a flow's start is the later of the band's virtual time when it began to wait and its last finish; when its oldest
   request is served, its finish is its start plus the request's tokens over the flow's weight. The lowest start is
   served, which sets the virtual time: over any stretch, flows that wait get tokens by their weights, and a flow that
-  was away gains nothing. Only what is served counts: requests that expire or are shed cost their flow no turn;
+  was away gains nothing. Only what is served counts, and when usage is known it counts as what it was: requests that
+  expire or are shed cost their flow no turn;
 - within a flow the order is that of arrival;
 - a flow may be parked: it waits for something of its own (a place in a concurrency limit) and takes no turn;
 - every step is O(log n): heaps hold old entries, which are recognised and dropped when they come up.
@@ -112,14 +113,29 @@ class Band:
         flow.start = flow.finish = flow.start + ticket.cost / flow.weight
         self.drain.dispatched(ticket.cost, now)
 
+    def correct(self, flow_name: str, tokens: float) -> None:
+        """A request of the flow turned out to use so many tokens more (or, below zero, fewer) than was counted."""
+        flow = self.flows.get(flow_name)
+        if flow is None:
+            return
+        # Never before the band's time: who used less than was thought gains no more than a first place.
+        flow.finish = max(flow.finish + tokens / flow.weight, self._time)
+        if flow.items:
+            flow.start = flow.finish
+            if not flow.parked:
+                self._enter(flow)
+
     def head(self) -> Ticket | None:
         """Whose turn it is; None when every flow is parked."""
         heap = self._heap
         while heap:
-            _, number, flow = heap[0]
-            if not flow.parked and number in flow.items and flow.head.number == number:
+            start, number, flow = heap[0]
+            if flow.parked or number not in flow.items or flow.head.number != number:
+                heapq.heappop(heap)
+            elif not self.by_deadline and start != flow.start:
+                heapq.heapreplace(heap, (flow.start, number, flow))
+            else:
                 return flow.items[number]
-            heapq.heappop(heap)
         return None
 
     @property

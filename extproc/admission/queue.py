@@ -123,6 +123,13 @@ class PoolQueue:
         self.drain.dispatched(ticket.cost, now)
         self.remove(ticket, now)
 
+    def correct(self, turn: tuple[int, str, float], used: float) -> None:
+        """A request that was served by this queue has ended: what it really used counts for its tenant's turn."""
+        priority, flow, counted = turn
+        band = self._by_priority.get(priority)
+        if band is not None and band.order:
+            band.correct(flow, used - counted)
+
     def next(self, now: float, *, above: int | None = None) -> Ticket | None:
         """Whose turn it is. ``above``: only of this priority or a higher one, or by the guaranteed share."""
         heads = [(band, head) for band in self.bands if band.order and (head := band.head()) is not None]

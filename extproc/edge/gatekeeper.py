@@ -28,6 +28,7 @@ from extproc.config.snapshot import Snapshot
 from extproc.core import Core
 from extproc.edge.limit_state import load_state, save_state
 from extproc.edge.limits_redis import RedisLimits
+from extproc.limits.bucket import day_of
 from extproc.limits.limiter import Reserved
 from extproc.routing.identity import Identity
 from extproc.routing.match import Router
@@ -140,7 +141,7 @@ class Gatekeeper:
     async def save(self) -> None:
         """Write the state down if it has changed."""
         self._saved = await asyncio.to_thread(
-            save_state, self._file, snapshot_of_state(self._core), self._saved
+            save_state, self._file, snapshot_of_state(self._core, self._wall()), self._saved
         )
 
     async def close(self) -> None:
@@ -188,10 +189,10 @@ class Gatekeeper:
         return {name: MessageToDict(found[name]) for name in wanted if name in found}
 
 
-def snapshot_of_state(core: Core) -> dict[str, Any]:
+def snapshot_of_state(core: Core, wall: float) -> dict[str, Any]:
     """What survives a restart, as plain values: taken on the loop, written in a thread."""
     return {
-        "days": core.admission.limiter.used_today(),
+        "days": core.admission.limiter.used_today(day_of(wall)),
         "replies": core.admission.sizes.state(),
         "models": core.models.state(),
     }

@@ -228,12 +228,12 @@ class Limiter:
             return 1_000_000
         return meter.limit.concurrency - meter.running
 
-    def used_today(self) -> dict[str, tuple[int, float]]:
+    def used_today(self, day: int) -> dict[str, tuple[int, float]]:
         """Scope -> (day, tokens used), to be written down. Client addresses are not among them."""
         return {
-            "\0".join(key): (meter.day.day, meter.day.used)
+            "\0".join(key): (day, meter.day.used)
             for key, meter in self._meters.items()
-            if meter.day is not None and meter.day.used
+            if meter.day is not None and meter.day.day == day and meter.day.used
         }
 
     def restore_days(self, used: dict[str, tuple[int, float]]) -> None:

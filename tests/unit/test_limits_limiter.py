@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from extproc.limits.bucket import day_of
 from extproc.limits.headers import rate_headers, refused
 from extproc.limits.limit import Limit, LimitRules
 from extproc.limits.limiter import Limiter, Refusal, Reservation
@@ -122,7 +123,7 @@ def test_days_survive_a_restart() -> None:
     assert isinstance(reserve(first, 900), Reservation)
     second = Limiter(rules)
     second.wall_offset = 1.7e9
-    second.restore_days(first.used_today())
+    second.restore_days(first.used_today(day_of(1.7e9)))
     assert isinstance(reserve(second, 200), Refusal)
     assert isinstance(reserve(second, 100), Reservation)
 

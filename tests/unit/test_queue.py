@@ -75,6 +75,20 @@ def test_tenants_share_tokens_not_requests_by_their_weights() -> None:
     assert got["b"] / got["a"] == pytest.approx(2.0, rel=0.03)
 
 
+def test_what_was_really_used_counts_for_the_share() -> None:
+    """Both tenants' requests look alike, but one's answers are three times as long."""
+    queue = PoolQueue(NORMAL)
+    for name in "ab":
+        fill(queue, *(ticket(f"{name}{n}", name, cost=100) for n in range(600)))
+    used: Counter[str] = Counter()
+    for _ in range(400):
+        (one,) = drain(queue, 1)
+        tokens = 300 if one.flow == "a" else 100
+        used[one.flow] += tokens
+        queue.correct((0, one.flow, one.cost), tokens)
+    assert used["a"] == pytest.approx(used["b"], rel=0.03)
+
+
 def test_a_tenant_that_was_away_gains_nothing() -> None:
     queue = PoolQueue(NORMAL)
     fill(queue, *(ticket(f"a{n}", "a") for n in range(200)))
