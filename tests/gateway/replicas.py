@@ -45,6 +45,9 @@ class Replicas:
     addresses: dict[str, str]
     session: aiohttp.ClientSession
     answers: list[Answer] = field(default_factory=list)
+    unanswered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(100))
+    """Bounds requests whose response headers have not come, not those that run: hundreds of requests in one instant
+    measure how starved a small machine is."""
 
     @property
     def extproc(self) -> Extproc:
@@ -67,9 +70,11 @@ class Replicas:
             "max_tokens": 8,
             **body,
         }
-        async with self.session.post(
-            f"{self.gateway.url}/v1/chat/completions", json=asked, headers=headers
-        ) as reply:
+        async with self.unanswered:
+            reply = await self.session.post(
+                f"{self.gateway.url}/v1/chat/completions", json=asked, headers=headers
+            )
+        async with reply:
             raw = await reply.read()
             text, usage = _streamed(raw) if reply.status == 200 else (raw.decode(), {})
             place = reply.headers.get("x-gateway-endpoint", "")
