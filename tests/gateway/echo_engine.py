@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from aiohttp import WSMsgType, web
 
-
 _PROBES = ("/metrics", "/v1/models")
 """What extproc asks by itself; clients' requests for them are not sent to engines."""
 
