@@ -2,9 +2,9 @@
 
 Rules of this file:
 
-- a prompt counts as held from the decision until its request has ended and the engine's next message after that
-  was taken: while it runs its blocks are pinned in the engine, and the message that tells of the last of them may
-  come after the end. An engine that then keeps silent is believed after two calls of ``tidy``;
+- a prompt counts as held from the decision until its request has ended and the engine has told of its last block:
+  while it runs its blocks are pinned in the engine, and the message that tells of them may come after the end. A
+  block that is told and evicted at once is not waited for longer than a few messages, or two calls of ``tidy``;
 - only every 16th block of a prompt is entered, so the work is small; from the deepest one that matches, the
   newest prompt entered there is compared block by block;
 - size is bounded by the open leases.
@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _STRIDE = 16
+_FEW = 16
+"""Messages after the end of a request by which its blocks have been told."""
 
 
 class Hold:
@@ -59,13 +61,14 @@ class InFlight:
         """Its request ended; ``taken``: messages of its slot's engine taken so far."""
         self._ended.setdefault(hold.slot, []).append((hold, taken))
 
-    def settle(self, taken: Callable[[int], int]) -> None:
-        """Release what ended before messages that were taken since."""
+    def settle(self, taken: Callable[[int], int], told: Callable[[int, int], bool]) -> None:
+        """Release what ended and was told. ``taken``: messages of a slot; ``told``: whether the slot's engine holds a
+        block, by its events."""
         for slot in list(self._ended):
             now = taken(slot)
             left = []
             for hold, then in self._ended[slot]:
-                if now > then:
+                if now >= then + _FEW or not hold.chain or told(slot, hold.chain[-1]):
                     hold.release()
                 else:
                     left.append((hold, then))

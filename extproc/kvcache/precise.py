@@ -145,6 +145,17 @@ class PreciseIndex:
         self._dying.append(shelf)
         self.drain(SLICE)
 
+    def holds(self, slot: int, value: int) -> bool:
+        """Whether any rank of the slot holds a block."""
+        bits = self._masks.get(value, 0) & self._owned
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            shelf = self._shelves[bit.bit_length() - 1]
+            if shelf is not None and shelf.slot == slot:
+                return True
+        return False
+
     def match(self, chain: Sequence[int]) -> dict[int, float]:
         """Slot -> worth of its leading blocks, for every slot that holds the first."""
         if not chain:

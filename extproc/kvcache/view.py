@@ -71,8 +71,7 @@ class Claim:
         """The engine really got the prompt, and its request has ended."""
         self._blocks.keep()
         if self._hold is not None:
-            view = self._view
-            view.in_flight.end(self._hold, view.ranks.taken(self._hold.slot))
+            self._view.ended(self._hold)
 
     def undo(self) -> None:
         """The engine never got the prompt."""
@@ -138,7 +137,7 @@ class CacheView:
         tokens = look.tokens
         held = {slot: tokens(blocks) for slot, blocks in self.index.expect(look.hashes).items()}
         if look.packed is not None and self.ranks:
-            self.in_flight.settle(self.ranks.taken)
+            self.in_flight.settle(self.ranks.taken, self.precise.holds)
             for size, exact in self.ranks.by_size().items():
                 chain = self._chain(look, size)[: self._most(look, size)]
                 told = self.precise.match(chain)
@@ -159,7 +158,7 @@ class CacheView:
         size = self.ranks.block_size(endpoint.slot) if look.packed is not None else None
         if size is None:
             return about
-        self.in_flight.settle(self.ranks.taken)
+        self.in_flight.settle(self.ranks.taken, self.precise.holds)
         chain = self._chain(look, size)[: self._most(look, size)]
         told = self.precise.match(chain).get(endpoint.slot, 0)
         known = int(max(told, self.in_flight.match_of(endpoint.slot, chain)) * size)
@@ -174,6 +173,13 @@ class CacheView:
         if size is not None:
             hold = self.in_flight.add(endpoint.slot, self._chain(look, size))
         return Claim(self, blocks, hold)
+
+    def ended(self, hold: Hold) -> None:
+        """The request of a prompt on its way has ended; until the events have told of the prompt it counts."""
+        if not hold.chain or self.precise.holds(hold.slot, hold.chain[-1]):
+            hold.release()
+        else:
+            self.in_flight.end(hold, self.ranks.taken(hold.slot))
 
     def answered(self, endpoint: Endpoint, look: Look, output_tokens: int) -> None:
         """The prompt's answer took room in the endpoint's cache, and the conversation may go on from it."""

@@ -12,8 +12,10 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -27,6 +29,7 @@ from extproc.kvcache.approximate import ApproximateIndex
 from extproc.kvcache.view import CacheView, Look
 from tests.engine.vllm_server import BLOCK, MODEL, Vllm, running_vllm
 from tests.gateway.envoy_process import until
+from tests.gateway.gateway_process import cluster, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -222,6 +225,44 @@ async def test_a_full_cache_evicts_and_only_events_tell(vllm: Vllm) -> None:
         await until(lambda: watcher.view.held(watcher.endpoint, look) == 0, 5, "the eviction told")
         await watcher.ask(prompts[0])
         assert watcher.seen[-1].precise == watcher.seen[-1].actual == 0 < watcher.seen[-1].approximate
+
+
+async def test_the_whole_gateway_counts_and_matches_as_the_engine_does(vllm: Vllm, tmp_path: Path) -> None:
+    clusters = [cluster("vllm", vllm.address, model=MODEL, kv_events_port=vllm.events_port)]
+    settings = {
+        "pools": {"pool": {"tokenizer": str(vllm.folder / "model")}},
+        "tokenizers": {"deadline": 5},
+        "responses": {"headers": True},
+    }
+    async with running_gateway(tmp_path, clusters, settings) as gateway, aiohttp.ClientSession() as session:
+
+        async def ready() -> bool:
+            metrics = await gateway.extproc.metrics()
+            return any(
+                value for name, value in metrics.items() if name.startswith("extproc_kv_events_exact{")
+            )
+
+        await until(ready, 20, "the engine's events followed")
+        messages = [{"role": "system", "content": "Be brief. " * 40}]
+        differences = []
+        for turn in range(6):
+            messages.append({"role": "user", "content": f"Question {turn}, " + "please " * 30})
+            body = {"model": MODEL, "messages": messages, "max_tokens": 8}
+            async with session.post(f"{gateway.url}/v1/chat/completions", json=body) as reply:
+                answer = await reply.json()
+                assert reply.status == 200, answer
+                request_id = reply.headers["x-gateway-request-id"]
+            record = await gateway.extproc.get(f"/decisions/{request_id}")
+            usage = answer["usage"]
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if (record["prompt_tokens"], record["matched_tokens"]) != (usage["prompt_tokens"], cached):
+                differences.append((turn, record["prompt_tokens"], record["matched_tokens"], usage))
+            messages.append(
+                {"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}
+            )
+        # The first request may come before the tokenizer is loaded.
+        assert [one for one in differences if one[0]] == []
+        assert cached > 0
 
 
 async def test_a_new_extproc_learns_what_the_engine_holds(vllm: Vllm) -> None:

@@ -77,14 +77,29 @@ def test_a_prompt_on_its_way_counts_from_the_decision_until_its_end() -> None:
     assert caches.match(look) == {}
 
 
-def test_a_prompt_stays_held_until_its_engine_has_spoken_after_its_end() -> None:
+def test_a_prompt_stays_held_until_its_engine_has_told_of_it_after_its_end() -> None:
     caches, engine = view(), KvEngine()
     engine.prompt([99] * BLOCK)
     rank = live(caches, 0, engine)
     look = caches.look(prompt(), "m")
     caches.claim(endpoint(0), look).keep()
-    assert caches.match(look) == {0: 36}
     engine.prompt([98] * BLOCK)
+    pump(rank, engine)
+    assert caches.match(look) == {0: 36}
+    engine.prompt(TOKENS)
+    pump(rank, engine)
+    assert caches.match(look) == {0: 36}
+    assert len(caches.in_flight) == 0
+
+
+def test_a_prompt_told_and_evicted_at_once_is_held_for_a_few_messages_at_most() -> None:
+    caches, engine = view(), KvEngine()
+    engine.prompt([99] * BLOCK)
+    rank = live(caches, 0, engine)
+    look = caches.look(prompt(), "m")
+    caches.claim(endpoint(0), look).keep()
+    for number in range(16):
+        engine.prompt([number] * BLOCK)
     pump(rank, engine)
     assert caches.match(look) == {}
 
