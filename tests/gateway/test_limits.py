@@ -125,3 +125,11 @@ async def test_the_budget_of_a_day_survives_a_restart(tmp_path: Path) -> None:
         await lab.extproc.ready()
         await lab.gateway.envoy.healthy_processor()
         assert (await lab.post(chat(max_tokens=1), **KEY))[0] == 429
+
+
+async def test_an_open_schedule_rules_over_the_usual_limits(tmp_path: Path) -> None:
+    settings = tenant(rpm=1)
+    settings["schedules"] = [{"name": "always", "tenants": {"a": {"rpm": 6000}}}]
+    async with running_lab(tmp_path, ["e"], settings=settings) as lab:
+        statuses = [(await lab.post(**KEY))[0] for _ in range(5)]
+        assert statuses == [200] * 5
