@@ -3,9 +3,12 @@ FROM python:3.12-slim AS build
 WORKDIR /build
 RUN python -m venv /opt/extproc
 ENV PATH=/opt/extproc/bin:$PATH
-# The dependencies first: they change less often than the code.
+# The dependencies first: they change less often than the code. What this leaves behind must go: setuptools would take the
+# empty file from build/ for newer than the real one.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir extproc && touch extproc/__init__.py && pip install --no-cache-dir --disable-pip-version-check '.[otel]'
+RUN mkdir extproc && touch extproc/__init__.py && \
+    pip install --no-cache-dir --disable-pip-version-check '.[otel]' && \
+    rm -rf extproc build ./*.egg-info
 COPY extproc extproc
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --force-reinstall .
 

@@ -12,11 +12,13 @@ import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extproc.api.request import Api
-from extproc.kvcache.chat_text import ChatTemplate, TemplateError, text_of
 from extproc.kvcache.token_memo import TokenMemo
+
+if TYPE_CHECKING:
+    from extproc.kvcache.chat_text import ChatTemplate
 
 MAX_CHARS = 4_000_000
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -42,6 +44,9 @@ class ModelTokenizer:
         Raises:
             TemplateError: the template refuses it.
         """
+        # Not at the head of this file: what it needs is an extra, and extproc must start without.
+        from extproc.kvcache.chat_text import text_of
+
         text = text_of(api, body, self.template)
         if text is None or len(text.text) > MAX_CHARS:
             return None
@@ -60,6 +65,8 @@ def load(folder: Path, *, max_tokens: int, clock: Callable[[], float] = time.mon
     """
     try:
         from tokenizers import Tokenizer
+
+        from extproc.kvcache.chat_text import ChatTemplate, TemplateError
     except ImportError:
         raise TokenizerError("needs `pip install extproc[tokenizers]`") from None
     try:

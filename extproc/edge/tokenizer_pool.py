@@ -21,7 +21,6 @@ from pathlib import Path
 
 from extproc.api.request import Api
 from extproc.edge.tokenizer_files import ModelTokenizer, TokenizerError, load
-from extproc.kvcache.chat_text import TemplateError
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +94,8 @@ class TokenizerPool:
             return None
         error = future.exception()
         if error is not None:
+            from extproc.kvcache.chat_text import TemplateError  # an extra: see tokenizer_files
+
             self.results["refused" if isinstance(error, TemplateError) else "failed"] += 1
             if not isinstance(error, TemplateError):
                 log.error("tokenizer failed", extra={"pool": pool, "error": type(error).__name__})
