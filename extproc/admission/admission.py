@@ -16,7 +16,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from extproc.admission import refusals
@@ -316,7 +316,7 @@ class Admission:
         policy, highest = self.policy(pool), self._rules.highest
         any_one = Room(policy, now, highest=highest is None)
         the_highest = Room(policy, now, highest=True)
-        endpoints = [endpoint for endpoint in self._fleet.pool(pool) if _serves(endpoint)]
+        endpoints = _serving(self._fleet.pool(pool), now)
         while queue.requests:
             above = None
             # Without any endpoint there is no room to wait for: the dispatcher says so.
@@ -441,5 +441,13 @@ def _allowed(request: InferenceRequest, match: Match, tenant: Tenant) -> bool:
     return tenant.may_use(limited_model(request, match))
 
 
-def _serves(endpoint: Endpoint) -> bool:
-    return endpoint.lifecycle is not Lifecycle.DRAINING and endpoint.spec.role is not Role.PREFILL
+def _serving(endpoints: Sequence[Endpoint], now: float) -> Sequence[Endpoint]:
+    """Those whose room counts: ready and well ones, or all where there are none (the dispatcher then says why)."""
+    well = [
+        endpoint
+        for endpoint in endpoints
+        if endpoint.lifecycle is Lifecycle.READY
+        and endpoint.spec.role is not Role.PREFILL
+        and endpoint.health.admits(now, endpoint.leases)
+    ]
+    return well or endpoints

@@ -165,6 +165,18 @@ def test_without_any_endpoint_nobody_waits_for_one() -> None:
     assert reason(submit(built, "r1")) == "no_capacity"
 
 
+def test_the_empty_place_of_a_dead_engine_is_no_room() -> None:
+    built = core(spec("e", max_concurrency=1), spec("dead", max_concurrency=1))
+    dead = built.fleet.pool("llama")[1]
+    for _ in range(3):
+        dead.health.failed(0.0)
+    assert served(submit(built, "r1"))
+    assert submit(built, "r2").answer is None
+    built.admission.poll(0.5)
+    assert dead.leases == 0
+    assert built.admission.waiting == 1
+
+
 def test_a_full_pool_falls_back_with_the_other_model_spliced_in() -> None:
     built = core(ENGINE, spec("s", "small"), fallback="small")
     submit(built, "r1")
