@@ -17,7 +17,6 @@ from extproc.outcome import Outcome
 from extproc.release.plan import Plan
 from extproc.release.rollout import Event, Refused, Rollout, State
 from extproc.release.split import version_at
-from extproc.release.watch import Watch
 
 
 class Releases:
@@ -41,9 +40,7 @@ class Releases:
             if running is None or running.plan.identity != plan.identity:
                 wanted[plan.pool] = self._restored(plan)
                 continue
-            if running.plan.guards != plan.guards:
-                running.watch = Watch(plan.guards)
-            running.plan = plan
+            running.go_on_with(plan)
             wanted[plan.pool] = running
         self.rollouts = wanted
 

@@ -104,6 +104,13 @@ class Rollout:
             return self._forward("plan")
         return None
 
+    def go_on_with(self, plan: Plan) -> None:
+        """The same release with other details; other guards begin to watch anew, and the step's samples with them."""
+        if plan.guards != self.plan.guards:
+            self.watch = Watch(plan.guards)
+            self._seen_before = 0
+        self.plan = plan
+
     def pause(self) -> Event:
         """Keep the share; the guards go on watching. Raises :class:`Refused`."""
         if self.state is not State.RUNNING:

@@ -182,7 +182,12 @@ class TestReleases:
     def test_a_reload_with_the_same_plan_goes_on_and_another_begins_anew(self) -> None:
         book, _ = releases(PLAN)
         book.tick(0.0)
+        book.order("llama", "promote")
+        book.rollout("llama").watch.request(candidate=True, failed=False, ttft_s=None)
+        book.order("llama", "rollback")
+        book.order("llama", "promote")
         book.install([Plan("llama", "v1", "v2", STEPS, Guards(errors=0.5))])
+        assert book.rollout("llama").samples == 0
         assert (book.rollout("llama").share, book.rollout("llama").watch.guards.errors) == (0.05, 0.5)
         book.install([Plan("llama", "v1", "v3", STEPS)])
         assert book.rollout("llama").share == 0.0
