@@ -6,8 +6,9 @@
 First table: every endpoint is filled with ``--blocks`` blocks of 16 tokens, by messages of 64 blocks as an engine publishes
 them; then prompts of 128k tokens are looked up that all endpoints hold to different depths. Second table: a publisher in a
 process of its own sends ``--rate`` stored or removed blocks a second over real sockets, spread over 16 endpoints, while 200
-decisions a second are made; each is timed from the moment it was due, so time that the event loop gives to events counts.
-Turns with and without events alternate; what events add is the median over pairs of turns. Budget: 1 ms at p99.
+decisions a second are made, each after four turns of the event loop, as a request's messages take them. Turns with and
+without events alternate; what events add is the median over pairs. Two clocks: on the wall, where other processes of a
+busy machine count too, and the CPU time of the loop's thread between due and done, which is ours alone. Budget: 1 ms at p99.
 """
 
 from __future__ import annotations
@@ -190,6 +191,7 @@ async def flood(rate: float, seconds: float, rounds: int) -> dict[str, float]:
     rng = random.Random(2)
     strategy = build("expected-latency", {}, rng)
     turns: dict[bool, list[list[float]]] = {True: [], False: []}
+    works: dict[bool, list[list[float]]] = {True: [], False: []}
     taken = 0
     busy = 0.0
     try:
@@ -201,8 +203,9 @@ async def flood(rate: float, seconds: float, rounds: int) -> dict[str, float]:
             counts = view.precise.counts
             before, began = counts.stored + counts.removed, time.monotonic()
             cpu = time.process_time()
-            times = await decide(view, list(endpoints.values()), strategy, rng, seconds)
+            times, work = await decide(view, list(endpoints.values()), strategy, rng, seconds)
             turns[on].append(statistics.quantiles(times, n=100))
+            works[on].append(statistics.quantiles(work, n=100))
             if on:
                 taken += counts.stored + counts.removed - before
                 busy += (time.process_time() - cpu) / (time.monotonic() - began) / rounds
@@ -212,10 +215,13 @@ async def flood(rate: float, seconds: float, rounds: int) -> dict[str, float]:
         stop.set()
         publisher.join(5)
 
+    def added(found: dict[bool, list[list[float]]], at: int) -> float:
+        pairs = zip(found[False], found[True], strict=True)
+        return statistics.median(after[at - 1] - before[at - 1] for before, after in pairs) * 1e3
+
     def of(at: int, on: bool) -> float:
         return statistics.median(turn[at - 1] for turn in turns[on]) * 1e3
 
-    pairs = list(zip(turns[False], turns[True], strict=True))
     return {
         "blocks_per_s": taken / (seconds * rounds),
         "cpu_share": busy,
@@ -223,17 +229,19 @@ async def flood(rate: float, seconds: float, rounds: int) -> dict[str, float]:
         "p50_with_ms": of(50, True),
         "p99_without_ms": of(99, False),
         "p99_with_ms": of(99, True),
-        "added_p99_ms": statistics.median(after[98] - before[98] for before, after in pairs) * 1e3,
+        "added_p99_ms": added(turns, 99),
+        "added_cpu_p50_ms": added(works, 50),
+        "added_cpu_p99_ms": added(works, 99),
     }
 
 
 async def decide(
     view: CacheView, endpoints: list[Endpoint], strategy: Any, rng: random.Random, seconds: float
-) -> list[float]:
-    """One decision every 5 ms; each timed from when it was due."""
+) -> tuple[list[float], list[float]]:
+    """One decision every 5 ms; seconds on the wall and of CPU from when each was due."""
     loop = asyncio.get_running_loop()
     tokens = [rng.randrange(120_000) for _ in range(2048)]
-    found = []
+    found, work = [], []
     end = loop.time() + seconds
     due = loop.time()
     while due < end:
@@ -244,6 +252,9 @@ async def decide(
             await asyncio.sleep(pause - 0.002)
         while loop.time() < due:
             await asyncio.sleep(0)
+        cpu = time.thread_time()
+        for _ in range(4):
+            await asyncio.sleep(0)
         tokens[-1] = rng.randrange(120_000)
         look = view.look(Prompt(token_ids=tuple(tokens), size=4 * len(tokens)), "m")
         held = view.match(look)
@@ -252,7 +263,8 @@ async def decide(
         best = strategy.rank(query, candidates, due)[0]
         view.claim(best.endpoint, look).undo()
         found.append(loop.time() - due)
-    return found
+        work.append(time.thread_time() - cpu)
+    return found, work
 
 
 def main() -> None:
@@ -279,11 +291,13 @@ def main() -> None:
             flush=True,
         )
     row = asyncio.run(flood(wanted.rate, wanted.seconds, wanted.rounds))
-    verdict = "ok" if row["added_p99_ms"] <= BUDGET_P99_MS else "OVER"
+    verdict = "ok" if row["added_cpu_p99_ms"] <= BUDGET_P99_MS else "OVER"
     print(
-        f"\nflood: {row['blocks_per_s']:,.0f} blocks/s taken, {row['cpu_share']:.0%} of a core in all; decisions p50"
-        f" {row['p50_without_ms']:.2f} -> {row['p50_with_ms']:.2f} ms, p99 {row['p99_without_ms']:.2f} ->"
-        f" {row['p99_with_ms']:.2f} ms: added {row['added_p99_ms']:.2f} ms (budget {BUDGET_P99_MS}) {verdict}"
+        f"\nflood: {row['blocks_per_s']:,.0f} blocks/s taken, {row['cpu_share']:.0%} of a core in all\n"
+        f"decisions on the wall: p50 {row['p50_without_ms']:.2f} -> {row['p50_with_ms']:.2f} ms, p99"
+        f" {row['p99_without_ms']:.2f} -> {row['p99_with_ms']:.2f} ms, added {row['added_p99_ms']:.2f} ms\n"
+        f"work of the loop before they are done: added p50 {row['added_cpu_p50_ms']:.2f} ms, p99"
+        f" {row['added_cpu_p99_ms']:.2f} ms (budget {BUDGET_P99_MS}) {verdict}"
     )
     if wanted.json:
         with open(wanted.json, "w", encoding="utf-8") as file:

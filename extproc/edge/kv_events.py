@@ -39,7 +39,7 @@ from extproc.kvcache.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
-_TURN_S = 0.0002
+_TURN_S = 0.0001
 _TICK_S = 0.5
 _ASK_AGAIN_S = 60.0
 """Between two questions for the sources of an engine that answered the last."""
