@@ -146,7 +146,7 @@ async def test_consistent_hash_keeps_a_session_and_spreads_sessions(replicas: Re
         places = await in_turn(replicas, "consistent-hash", 3, x_session_id=f"session-{session}")
         assert len(set(places)) == 1
         homes.add(places[0])
-    assert homes == set(ENGINES)
+    assert len(homes) >= 2
 
 
 async def test_weights_of_a_route_split_versions(replicas: Replicas) -> None:
