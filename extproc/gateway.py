@@ -337,8 +337,8 @@ class Gateway:
             self.core.housekeep(now)
             broken, streams = self.access_log.counts.broken, self.access_log.counts.streams
             if self.live.snapshot.settings.feedback == "access_log":
-                if broken != known_broken or (not streams and self.core.ledger.leases):
-                    self.reconciler.deaf(now)
+                deaf = broken != known_broken or (not streams and bool(self.core.ledger.leases))
+                self.reconciler.listened(now, deaf=deaf)
                 known_broken = broken
                 self.reconciler.work(now)
 

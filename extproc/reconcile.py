@@ -25,12 +25,15 @@ class Reconciler:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._deaf_at = float("-inf")
+        self._was_deaf = False
         self._done = True
 
-    def deaf(self, now: float) -> None:
-        """The log is broken, or was since the last call."""
-        self._deaf_at = now
-        self._done = False
+    def listened(self, now: float, *, deaf: bool) -> None:
+        """``deaf``: the log is broken, or was since the last call. Call it before each :meth:`work`."""
+        if deaf or self._was_deaf:  # the break ended at some time since the last call
+            self._deaf_at = now
+            self._done = False
+        self._was_deaf = deaf
 
     def work(self, now: float) -> int:
         """Close what must have ended; returns how many. Call it once a second or so."""

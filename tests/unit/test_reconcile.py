@@ -28,7 +28,7 @@ def deaf_with(built: Core, count: int) -> Reconciler:
     for number in range(count):
         opened(built, f"r{number}", 0.0)
     reconciler = Reconciler(built.ledger)
-    reconciler.deaf(5.0)
+    reconciler.listened(5.0, deaf=True)
     return reconciler
 
 
@@ -82,3 +82,13 @@ def test_a_renewed_lease_is_no_suspect() -> None:
     scraped(built, 9.0, running=1.0)
     assert reconciler.work(9.1) == 1
     assert list(built.ledger.leases) == ["r0"]
+
+
+def test_what_was_opened_until_the_break_was_seen_to_be_over_is_suspect_too() -> None:
+    built = core([A])
+    reconciler = deaf_with(built, 1)
+    opened(built, "between", 5.5)
+    reconciler.listened(6.0, deaf=False)
+    reconciler.listened(7.0, deaf=False)
+    scraped(built, 9.0, running=0.0)
+    assert reconciler.work(9.1) == 2
