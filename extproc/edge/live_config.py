@@ -133,11 +133,21 @@ class LiveConfig:
         """Until the set of files to watch changes."""
         paths = self._files()
         state: Fingerprint = await asyncio.to_thread(fingerprint, paths)
+        if await self._unseen():
+            await self.reload()
         async for changed in changes(paths, since=state):
             log.info("files changed", extra={"files": sorted(path.name for path in changed)})
             await self.reload()
             if self._files() != paths:
                 return
+
+    async def _unseen(self) -> bool:
+        """Whether the files say something else than what rules: an edit between reading and watching."""
+        try:
+            found = await asyncio.to_thread(load, self.config_path, generation=self.snapshot.generation)
+        except Exception:
+            return True  # reload says what is wrong
+        return (found.settings, found.clusters) != (self.snapshot.settings, self.snapshot.clusters)
 
     def _files(self) -> tuple[Path, ...]:
         settings = self.snapshot.settings
