@@ -4,8 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 VLLM_DIR ?= .vllm
+# A block-hash trace for the conversation rows of docs/policies.md; without it there are generated workloads only.
+TRACE ?=
+SEEDS ?= 2
+GRID ?= .grid.json
 
-.PHONY: demo test test-engine lint types docs check clean
+.PHONY: demo test test-engine lint types docs policies check clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "extproc needs Python 3.11 or newer")'
@@ -34,6 +38,10 @@ types: $(VENV)/.installed
 docs: $(VENV)/.installed          ## generated pages
 	@$(BIN)/python -m extproc.config.reference
 	@$(BIN)/python -m deploy.grafana.dashboard
+
+policies: $(VENV)/.installed      ## docs/policies.md: every policy over the grid (an hour; GRID keeps what is done)
+	@$(BIN)/python -m loadtest.grid $(if $(TRACE),--trace $(TRACE)) --seeds $(SEEDS) --out $(GRID)
+	@$(BIN)/python -m loadtest.policies_page $(GRID) docs
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
