@@ -17,8 +17,6 @@ class Books:
     """Uncached tokens of requests whose first token has not come."""
     tokens: float = 0.0
     """Prompt tokens of all open requests."""
-    served: int = 0
-    """Requests ever sent there."""
 
 
 @dataclass(slots=True)
@@ -39,7 +37,6 @@ class InFlight:
         """A request goes to the endpoint."""
         books = self.of(endpoint)
         books.requests += 1
-        books.served += 1
         books.prefill_tokens += uncached
         books.tokens += tokens
         self._open[request_id] = (books, uncached, tokens)
