@@ -8,13 +8,16 @@ Rules of this file:
 - where the tokens are known and an endpoint's events are whole, its answer is exact: what events say it holds,
   and the prompts on their way to it. Where its events have gaps it is the larger of that and the approximate
   answer; everywhere else the approximate answer, in tokens by the learned size of a token;
+- once a prompt is given to an endpoint, of its tokens only the chain in that endpoint's blocks is kept: a lease may
+  be open for an hour;
 - at least one token is never held, because an engine always computes the last one to have something to sample
   from; an exact answer is whole blocks before that one, as in the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from extproc.api.request import Prompt
@@ -39,10 +42,10 @@ class Look:
     unique: bool = False
     """The prompt brought blocks of its own to the endpoint it was given to."""
     packed: bytes | None = None
-    """Its tokens, where they are known."""
+    """Its tokens, where they are known and it was given to no endpoint yet."""
     adapter: str = ""
     salt: str = ""
-    chains: dict[int, list[int]] = field(default_factory=dict)
+    chains: dict[int, Sequence[int]] = field(default_factory=dict)
     """Block size -> chain over the tokens, where it was asked for."""
 
     def tokens(self, blocks: int) -> int:
@@ -136,10 +139,13 @@ class CacheView:
         """Slot -> leading tokens held, now; slots that hold nothing are left out."""
         tokens = look.tokens
         held = {slot: tokens(blocks) for slot, blocks in self.index.expect(look.hashes).items()}
-        if look.packed is not None and self.ranks:
+        if self.ranks and (look.packed is not None or look.chains):
             self.in_flight.settle(self.ranks.taken, self.precise.holds)
             for size, exact in self.ranks.by_size().items():
-                chain = self._chain(look, size)[: self._most(look, size)]
+                chain = self._chain(look, size)
+                if chain is None:
+                    continue
+                chain = chain[: self._most(look, size)]
                 told = self.precise.match(chain)
                 coming = self.in_flight.match(chain)
                 for slot, whole in exact.items():
@@ -155,11 +161,12 @@ class CacheView:
     def held(self, endpoint: Endpoint, look: Look) -> int:
         """Leading tokens one endpoint holds, now."""
         about = look.tokens(self.index.expect_of(endpoint.slot, look.hashes))
-        size = self.ranks.block_size(endpoint.slot) if look.packed is not None else None
-        if size is None:
+        size = self.ranks.block_size(endpoint.slot)
+        chain = None if size is None else self._chain(look, size)
+        if size is None or chain is None:
             return about
         self.in_flight.settle(self.ranks.taken, self.precise.holds)
-        chain = self._chain(look, size)[: self._most(look, size)]
+        chain = chain[: self._most(look, size)]
         told = self.precise.match(chain).get(endpoint.slot, 0)
         known = int(max(told, self.in_flight.match_of(endpoint.slot, chain)) * size)
         return known if self.ranks.exact(endpoint.slot) else max(known, about)
@@ -169,9 +176,14 @@ class CacheView:
         blocks = self.index.insert(endpoint.slot, look.hashes)
         look.unique = blocks.brought > 0
         hold = None
-        size = self.ranks.block_size(endpoint.slot) if look.packed is not None else None
-        if size is not None:
-            hold = self.in_flight.add(endpoint.slot, self._chain(look, size))
+        size = self.ranks.block_size(endpoint.slot)
+        chain = None if size is None else self._chain(look, size)
+        look.packed = None
+        look.chains = {}
+        if size is not None and chain is not None:
+            kept = chain if isinstance(chain, array) else array("Q", chain)
+            look.chains[size] = kept
+            hold = self.in_flight.add(endpoint.slot, kept)
         return Claim(self, blocks, hold)
 
     def ended(self, hold: Hold) -> None:
@@ -210,11 +222,12 @@ class CacheView:
         self.precise.drain()
         self.in_flight.tidy()
 
-    def _chain(self, look: Look, size: int) -> list[int]:
+    def _chain(self, look: Look, size: int) -> Sequence[int] | None:
+        """None where tokens are not known, or not any more."""
         chain = look.chains.get(size)
-        if chain is None:
+        if chain is None and look.packed is not None:
             chain = look.chains[size] = token_chain.chain(
-                look.packed or b"", seed=self._seed, block_size=size, adapter=look.adapter, salt=look.salt
+                look.packed, seed=self._seed, block_size=size, adapter=look.adapter, salt=look.salt
             )
         return chain
 

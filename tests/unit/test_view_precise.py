@@ -152,9 +152,23 @@ def test_one_pool_may_have_both_kinds_and_several_block_sizes() -> None:
     live(caches, 0, engine)
     look = caches.look(prompt(), "m")
     caches.claim(endpoint(1), look).keep()
-    held = caches.match(look)
+    held = caches.match(caches.look(prompt(), "m"))
     assert held[0] == 36
     assert held[1] == 38  # six blocks of 256 bytes, at 40 tokens in 1,600 bytes
+
+
+def test_a_lease_keeps_no_tokens_but_the_chain_of_its_endpoint() -> None:
+    caches, engine = view(), KvEngine()
+    engine.prompt(TOKENS)
+    live(caches, 0, engine)
+    look = caches.look(prompt(), "m")
+    caches.claim(endpoint(0), look)
+    assert look.packed is None
+    assert [len(chain) for chain in look.chains.values()] == [10]
+    assert caches.match(look) == {0: 36}
+    other = caches.look(prompt(), "m")
+    caches.claim(endpoint(1), other)
+    assert (other.packed, other.chains) == (None, {})
 
 
 def test_adapters_and_salts_are_caches_of_their_own() -> None:
