@@ -109,7 +109,7 @@ class Gateway:
         self.gatekeeper = Gatekeeper(
             self.core, lambda: self.live.snapshot, settings.state_dir, clock=self.clock
         )
-        self.own = OwnAnswers(lambda: self.live.snapshot.model_names(), self.ready)
+        self.own = OwnAnswers(self._model_names, self.ready)
         self.access_log = AccessLogServicer(self._event, self.clock)
         self.engine_access = EngineAccess()
         self.knowledge = Knowledge(self.core, settings, self.engine_access)
@@ -324,6 +324,12 @@ class Gateway:
         self.engine_access.install(snapshot.clusters.tls)
         self.knowledge.install(snapshot)
         self.answers.forget()
+
+    def _model_names(self) -> list[tuple[str, str]]:
+        """What clients may ask for: configured names, and adapters that engines told of."""
+        names = self.live.snapshot.model_names()
+        known = {name for name, _ in names}
+        return names + [pair for pair in self.core.fleet.adapters.pool_of.items() if pair[0] not in known]
 
     async def _removed_are_idle(self) -> None:
         while any(lease.endpoint.removed for lease in self.core.ledger.leases.values()):

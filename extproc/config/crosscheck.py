@@ -28,6 +28,7 @@ def crosscheck(
         *_routes(settings, clusters, pools, document),
         *_releases(settings, clusters, pools, document),
         *_strategies(settings, document),
+        *_tokenizers(settings, document),
         *_sockets(settings, document),
         *crosscheck_traffic(settings, _versions(clusters), pools, document),
     ]
@@ -112,6 +113,17 @@ def _releases(
             yield document.problem(
                 (*at, "shadow", "pool"),
                 f"there is no pool `{said.shadow.pool}`{_instead(said.shadow.pool, pools)}",
+            )
+
+
+def _tokenizers(settings: Settings, document: Document) -> Iterator[Problem]:
+    """Folders that hold no tokenizer: their pools would be approximate."""
+    for name, said in settings.pools.items():
+        if said.tokenizer is not None and not (said.tokenizer / "tokenizer.json").is_file():
+            yield document.problem(
+                ("pools", name, "tokenizer"),
+                f"there is no `tokenizer.json` in {said.tokenizer}; name the model's folder, as the engines load it",
+                fatal=False,
             )
 
 

@@ -27,6 +27,9 @@ async def test_adapters_are_learnt_and_asked_only_where_they_are_served(tmp_path
             for adapter, place in (("sql", "left"), ("legal", "right")):
                 status, endpoint, body = await fleet.ask(f"{adapter} {number}", model=adapter)
                 assert (status, endpoint, body["model"]) == (200, place, adapter)
+        async with fleet.session.get(f"{fleet.gateway.url}/v1/models") as reply:
+            listed = {entry["id"] for entry in (await reply.json())["data"]}
+        assert listed == {"sim", "sql", "legal", "both"}
         status, _, body = await fleet.ask("who?", model="nobody")
         assert status == 404
         assert "nobody" in body["error"]["message"]

@@ -16,10 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.api.request import Api
+from extproc.config.clusters import Clusters
+from extproc.config.crosscheck import crosscheck
+from extproc.config.schema import Settings
+from extproc.config.yaml_source import Document
 from extproc.edge.tokenizer_files import ModelTokenizer, TokenizerError, load
 from extproc.edge.tokenizer_pool import TokenizerPool
 from extproc.kvcache.chat_text import ChatTemplate, TemplateError, Text, text_of
 from extproc.kvcache.token_memo import PIECE, TokenMemo
+from extproc.routing.pool import Pool
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -356,3 +361,17 @@ async def test_a_configuration_names_folders_and_a_bad_one_leaves_its_pool_witho
     pool.install({})
     assert not pool
     pool.close()
+
+
+def test_a_tokenizer_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"pools": {"llama": {"tokenizer": str(tmp_path)}}})
+    problems = crosscheck(
+        settings, Clusters((), (), {}, ()), {"llama": Pool("llama")}, Document("extproc.yaml", {})
+    )
+    told = [problem for problem in problems if "tokenizer.json" in problem.message]
+    assert [problem.fatal for problem in told] == [False]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    problems = crosscheck(
+        settings, Clusters((), (), {}, ()), {"llama": Pool("llama")}, Document("extproc.yaml", {})
+    )
+    assert not [problem for problem in problems if "tokenizer.json" in problem.message]
