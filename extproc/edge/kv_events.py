@@ -316,7 +316,7 @@ class KvEvents:
                 allow_redirects=False,
             ) as reply:
                 body = await reply.content.read(1 << 20)
-                if reply.status == 200 and (places := _places(endpoint, body)):
+                if reply.status == 200 and (places := places_told(endpoint, body)):
                     self._told[spec.key] = (spec, places)
                 if reply.status < 500:
                     self._ask_at[spec.key] = time.monotonic() + _ASK_AGAIN_S
@@ -338,7 +338,7 @@ def _declared(endpoint: Endpoint) -> dict[int, Place]:
     return {0: Place(_url(endpoint, spec.kv_events_port or 0), replay)}
 
 
-def _places(endpoint: Endpoint, body: bytes) -> dict[int, Place]:
+def places_told(endpoint: Endpoint, body: bytes) -> dict[int, Place]:
     """What ``/kv_event_sources`` says: a map of rank to publisher, or a list of publishers; empty when it makes
     no sense."""
     spec = endpoint.spec
