@@ -1,8 +1,8 @@
 """Publishes KV-cache events as vLLM does: a PUB socket, and a ROUTER that replays the last batches.
 
 A published message is [topic, sequence, batch], the sequence 8 bytes big-endian from 0. A replay request is
-one sequence; the answer is [sequence, batch] for every batch kept from there on, then sequence -1 with an
-empty batch.
+one sequence; the answer is [topic, sequence, batch] for every batch kept from there on, then sequence -1 with an
+empty batch. The first generation of the wire (``arrays``) leaves the topic out of replays.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class KvPublisher:
 
     async def _replay(self) -> None:
         """Answer replay requests one after another; malformed ones are ignored."""
+        old = self._wire is KvWire.ARRAYS
+        topic, empty = ((), ()) if old else ((self._topic,), (b"",))
         while True:
             frames = await self._router.recv_multipart()
             if len(frames) != 3 or len(frames[2]) != 8:
@@ -84,8 +86,8 @@ class KvPublisher:
             client, start = frames[0], frames[2]
             # Sequences of equal length compare as bytes like the numbers they are.
             for sequence, payload in [kept for kept in self._ring if kept[0] >= start]:
-                await self._router.send_multipart((client, b"", sequence, payload))
-            await self._router.send_multipart((client, b"", _END, b""))
+                await self._router.send_multipart((client, b"", *topic, sequence, payload))
+            await self._router.send_multipart((client, b"", *empty, _END, b""))
 
 
 def _port(socket: Any) -> int:

@@ -262,18 +262,19 @@ class Server:
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def _kv_event_sources(self, request: web.Request) -> web.Response:
-        """vLLM's own shape: a bare list, one entry a data-parallel rank."""
+        """vLLM 0.32's own shape: a publisher by data-parallel rank."""
         if self._kv is None:
-            return _json([])
+            return _json({})
         return _json(
-            [
-                {
-                    "data_parallel_rank": 0,
+            {
+                "0": {
+                    "enable_kv_cache_events": True,
+                    "publisher": "zmq",
                     "endpoint": self._kv.endpoint,
                     "replay_endpoint": self._kv.replay_endpoint,
                     "topic": self._kv.topic,
                 }
-            ]
+            }
         )
 
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:

@@ -396,7 +396,7 @@ async def test_kv_events_are_published_and_replayed(
 ) -> None:
     engine = await start(kv_events_port=0, kv_wire=wire)
     async with http.get(url(engine, "/kv_event_sources")) as response:
-        (source,) = await response.json()
+        (source,) = (await response.json()).values()
     context = zmq.asyncio.Context()
     try:
         subscriber = context.socket(zmq.SUB)
@@ -417,7 +417,7 @@ async def test_kv_events_are_published_and_replayed(
         replayed = []
         async with asyncio.timeout(10):
             while True:
-                _empty, number, batch = await request.recv_multipart()
+                *_, number, batch = await request.recv_multipart()
                 if number == (-1).to_bytes(8, "big", signed=True):
                     break
                 replayed.append((number, batch))
