@@ -7,7 +7,7 @@ ENV PATH=/opt/extproc/bin:$PATH
 # empty file from build/ for newer than the real one.
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir extproc && touch extproc/__init__.py && \
-    pip install --no-cache-dir --disable-pip-version-check '.[otel]' && \
+    pip install --no-cache-dir --disable-pip-version-check . && \
     rm -rf extproc build ./*.egg-info
 COPY extproc extproc
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --force-reinstall .

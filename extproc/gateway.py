@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from extproc.admission.dispatcher import Considered, Decision
 from extproc.admission.report import queue_report
@@ -44,6 +43,7 @@ from extproc.edge.scraper import Scraper, ScrapeSettings
 from extproc.edge.state_dir import installation_seed
 from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
 from extproc.edge.stream_roles import GUARD_ROLE, SHADOW_ROLE, StreamRoles
+from extproc.edge.traces import Tracing
 from extproc.edge.warmup import WarmUp, WarmUpSettings
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.health import HealthPolicy
@@ -57,9 +57,6 @@ from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_releases,
 from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
-
-if TYPE_CHECKING:
-    from extproc.edge.traces import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -429,12 +426,10 @@ def health_policy(said: Health) -> HealthPolicy:
 
 
 def tracing_of(settings: Settings, clock: Callable[[], float]) -> Tracing | None:
-    """Traces, where an endpoint is configured: nothing of OpenTelemetry is imported else."""
+    """Traces, where an endpoint is configured."""
     said = settings.tracing
     if said.endpoint is None:
         return None
-    from extproc.edge.traces import Tracing
-
     return Tracing(said.endpoint, said.sample_ratio, follow_clients=said.follow_clients, clock=clock)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -47,7 +45,9 @@ class Collector:
             self.services |= {
                 pair.value.string_value for pair in resource.resource.attributes if pair.key == "service.name"
             }
-            for scope in resource.scope_spans:
+            # Field 2, whose name depends on the version of the protos that are installed.
+            scopes = next(value for field, value in resource.ListFields() if field.number == 2)
+            for scope in scopes:
                 self.spans += scope.spans
         return web.Response(
             body=ExportTraceServiceResponse().SerializeToString(), content_type="application/x-protobuf"
@@ -236,9 +236,3 @@ async def test_traces_are_sent_at_the_end(tmp_path: Path, collector: Collector) 
         await lab.post()
         await lab.extproc.idle()
     assert {span.name for span in collector.spans} >= {"gateway", "engine", "settle"}
-
-
-def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded() -> None:
-    code = "import sys, extproc.gateway; print([name for name in sys.modules if name.startswith('opentelemetry')])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip() == "[]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-EXTRAS = ("jinja2", "tokenizers", "redis", "opentelemetry")
+EXTRAS = ("jinja2", "tokenizers", "redis")
 
 
 def test_extproc_starts_without_any_extra() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -37,6 +36,4 @@ class Tracing(Section):
             )
         if parts.username or parts.password:
             raise wrong("no credentials here; set OTEL_EXPORTER_OTLP_HEADERS in the environment of extproc")
-        if importlib.util.find_spec("opentelemetry") is None:
-            raise wrong("traces need the extra `otel`; run `pip install 'extproc[otel]'`")
         return endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
