@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 
-from extproc.admission.admission import Admission, AdmissionRules
+from extproc.admission.admission import Admission
 from extproc.admission.dispatcher import Considered, Dispatcher
+from extproc.admission.rules import AdmissionRules
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.fleet import Fleet
 from extproc.fleet.model_stats import ModelStats

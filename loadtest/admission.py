@@ -14,10 +14,10 @@ import statistics
 import time
 from collections.abc import Callable
 
-from extproc.admission.admission import AdmissionRules
 from extproc.admission.decision import Decision
 from extproc.admission.policy import Policy
 from extproc.admission.queue import PoolQueue
+from extproc.admission.rules import AdmissionRules
 from extproc.admission.ticket import Ticket
 from extproc.api.request import Api, InferenceRequest, Prompt, RequestHead
 from extproc.core import Core

@@ -16,8 +16,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from extproc.admission import refusals
 from extproc.admission.circuit import Circuit
@@ -27,6 +26,8 @@ from extproc.admission.dispatcher import Dispatcher
 from extproc.admission.policy import Policy
 from extproc.admission.queue import PoolQueue
 from extproc.admission.room import Room
+from extproc.admission.rules import AdmissionRules, Demand
+from extproc.admission.spending import spent
 from extproc.admission.ticket import Ticket
 from extproc.api.request import InferenceRequest
 from extproc.fleet.endpoint import Endpoint, Lifecycle, Role
@@ -35,9 +36,8 @@ from extproc.fleet.model_stats import ModelStats
 from extproc.ledger import Lease, Settlement
 from extproc.limits.headers import rate_headers
 from extproc.limits.headers import refused as limit_refusal
-from extproc.limits.limit import LimitRules, Scopes
 from extproc.limits.limiter import Limiter, Refusal, Reserved
-from extproc.limits.tally import ReplySizes, used_tokens
+from extproc.limits.tally import ReplySizes
 from extproc.outcome import Outcome
 from extproc.routing.identity import model_not_allowed
 from extproc.routing.match import Match
@@ -47,25 +47,6 @@ from extproc.routing.tenant import ANONYMOUS, Tenant
 _SHED_EVERY_S = 0.25
 _WAKE_S = 0.1
 _MOST_ASIDE = 16
-
-
-@dataclass(slots=True, frozen=True)
-class AdmissionRules:
-    """What one configuration (and the schedules that hold now) says."""
-
-    policies: Mapping[str, Policy] = field(default_factory=dict)
-    """Pool -> policy; a pool that is not here has the defaults."""
-    limits: LimitRules = field(default_factory=LimitRules)
-    highest: int | None = None
-    """The highest priority of any tenant; None where all have the same."""
-
-
-@dataclass(slots=True, frozen=True)
-class Demand:
-    """What a shared store of limits is asked for."""
-
-    scopes: Scopes
-    tokens: float
 
 
 class Admission:
@@ -205,7 +186,7 @@ class Admission:
         lease = settlement.lease
         for meter in lease.meters:
             meter.running -= 1
-        used = self._used(settlement)
+        used = spent(settlement, self.sizes)
         if lease.reserved is not None:
             if used is None and settlement.reason == "dead":
                 used = lease.reserved.tokens  # nobody told us: it may well have run
@@ -243,24 +224,6 @@ class Admission:
         model = match.splice or request.model or ""
         expected = self._models.output_tokens(model, request.max_tokens)
         return max(ticket.cost - expected, 0.0) + request.max_tokens
-
-    def _used(self, settlement: Settlement) -> float | None:
-        """Tokens of a request that ended; None when nothing of an answer came."""
-        lease, end = settlement.lease, settlement.end
-        succeeded = settlement.outcome is Outcome.SUCCESS
-        if end is None or end.status >= 400 or not (succeeded or end.response_bytes > 0):
-            return None
-        by_bytes = None
-        if lease.api.generates:
-            if succeeded and end.usage is not None and end.usage.output:
-                self.sizes.observe(lease.model, lease.stream, end.response_bytes, end.usage.output)
-            by_bytes = self.sizes.tokens(lease.model, lease.stream, end.response_bytes)
-        return used_tokens(
-            end.usage,
-            prompt_tokens=lease.prompt_tokens,
-            output_tokens=lease.output_tokens,
-            reply_tokens=by_bytes,
-        )
 
     def _room(self, pool: str, tenant: Tenant, now: float) -> Room:
         highest = self._rules.highest

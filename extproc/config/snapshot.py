@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from extproc.admission.admission import AdmissionRules
+from extproc.admission.rules import AdmissionRules
 from extproc.config import traffic
 from extproc.config.clusters import Clusters
 from extproc.config.crosscheck import crosscheck

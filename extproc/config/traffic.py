@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
-from extproc.admission.admission import AdmissionRules
 from extproc.admission.policy import DEFAULT_PRESET, PRESETS, Policy
+from extproc.admission.rules import AdmissionRules
 from extproc.config.schema import Settings
 from extproc.config.schema.admission import AdmissionSettings, ScheduleSettings
 from extproc.config.schema.traffic import TenantSettings, TierSettings, TrafficLimit

@@ -20,8 +20,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from extproc.admission.admission import AdmissionRules
 from extproc.admission.decision import Decision
+from extproc.admission.rules import AdmissionRules
 from extproc.api.request import InferenceRequest, RequestHead
 from extproc.config import traffic
 from extproc.config.snapshot import Snapshot

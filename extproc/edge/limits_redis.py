@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.admission.admission import Demand
+from extproc.admission.rules import Demand
 from extproc.config.schema.traffic import RedisSettings
 from extproc.config.secrets import secret
 from extproc.limits.bucket import day_of

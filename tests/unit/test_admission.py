@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.admission.admission import AdmissionRules
 from extproc.admission.circuit import Circuit
 from extproc.admission.decision import Decision
 from extproc.admission.policy import Policy
+from extproc.admission.rules import AdmissionRules
 from extproc.admission.ticket import Ticket
 from extproc.core import Core
 from extproc.engines.state import EngineState

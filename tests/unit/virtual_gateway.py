@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from extproc.admission.admission import AdmissionRules
 from extproc.admission.decision import Decision
 from extproc.admission.policy import Policy
+from extproc.admission.rules import AdmissionRules
 from extproc.admission.ticket import Ticket
 from extproc.api.request import Api, InferenceRequest, Prompt, RequestHead
 from extproc.core import Core
