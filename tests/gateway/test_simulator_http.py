@@ -65,7 +65,7 @@ def chat(text: str = "hello", **more: Any) -> dict[str, Any]:
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for a condition, for at most ten seconds."""
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - the condition has no event of its own
+        while not holds():
             await asyncio.sleep(0.005)
 
 

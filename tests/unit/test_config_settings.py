@@ -102,7 +102,8 @@ routes:
             "pools:\n  a:\n    xyz: 1\n",
             "extproc.yaml:3: unknown key `xyz` in `pools.a`. Keys here: models, aliases, adapters, "
             "strategy, options, "
-            "prefill_tokens_per_second, fallbacks, tokenizer, disaggregation, admission, fallback_pool, upstream_key, warm_up, "
+            "prefill_tokens_per_second, fallbacks, tokenizer, "
+            "disaggregation, admission, fallback_pool, upstream_key, warm_up, ",
             "release, shadow",
         ),
         (
