@@ -103,7 +103,7 @@ routes:
             "extproc.yaml:3: unknown key `xyz` in `pools.a`. Keys here: models, aliases, adapters, "
             "strategy, options, "
             "prefill_tokens_per_second, fallbacks, tokenizer, "
-            "disaggregation, admission, fallback_pool, upstream_key, warm_up, ",
+            "disaggregation, admission, fallback_pool, upstream_key, warm_up, "
             "release, shadow",
         ),
         (
