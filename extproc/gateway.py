@@ -10,19 +10,17 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from extproc.admission.dispatcher import Considered, Decision
+from extproc.admission.dispatcher import Decision
 from extproc.admission.report import queue_report
 from extproc.api.request import InferenceRequest
 from extproc.config.address import parse_address
 from extproc.config.load import load
 from extproc.config.schema import Settings
-from extproc.config.schema.operation import Health
 from extproc.config.snapshot import Snapshot
 from extproc.core import Core
 from extproc.edge.access_log import AccessLogServicer
 from extproc.edge.admin import AdminParts, build_admin
 from extproc.edge.answers import Answers
-from extproc.edge.decision_log import DecisionLog
 from extproc.edge.engine_access import EngineAccess
 from extproc.edge.envoy_admin import EnvoyAdmin
 from extproc.edge.ext_proc import ExtProcServicer, StreamLimits
@@ -30,9 +28,10 @@ from extproc.edge.gatekeeper import Gatekeeper, Hold
 from extproc.edge.grpc_server import GrpcServer
 from extproc.edge.guard_ticket import GUARD, ticket_for
 from extproc.edge.http_server import HttpServer
+from extproc.edge.journal import Journal
 from extproc.edge.knowledge import Knowledge
 from extproc.edge.live_config import LiveConfig
-from extproc.edge.logs import Logs, request_line
+from extproc.edge.logs import Logs
 from extproc.edge.loop_lag import LoopLag
 from extproc.edge.own_answers import OwnAnswers
 from extproc.edge.publisher import Publisher
@@ -43,20 +42,15 @@ from extproc.edge.scraper import Scraper, ScrapeSettings
 from extproc.edge.state_dir import installation_seed
 from extproc.edge.stream_guard import TIMEOUT_REASON, StreamGuard
 from extproc.edge.stream_roles import GUARD_ROLE, SHADOW_ROLE, StreamRoles
-from extproc.edge.traces import Tracing
 from extproc.edge.warmup import WarmUp, WarmUpSettings
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
-from extproc.fleet.health import HealthPolicy
-from extproc.ledger import Settlement
 from extproc.outcome import End, FailedAttempt, Renewal
 from extproc.reconcile import Reconciler
 from extproc.routing.rejection import Rejection
 from extproc.routing.tenant import ANONYMOUS, Tenant
 from extproc.telemetry.admission_bindings import bind_admission
 from extproc.telemetry.bindings import bind_feedback, bind_guard, bind_releases, bind_streams, bind_traces
-from extproc.telemetry.decision import DecisionRecord, record_of, record_of_rejection
 from extproc.telemetry.metrics import Metrics
-from extproc.telemetry.ring import DecisionRing
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +76,14 @@ class Gateway:
             precise_blocks=settings.kv_events.max_blocks,
             worth={"GPU": 1.0, **settings.kv_events.worth},
             block_bytes=settings.index.block_bytes,
-            on_considered=self._considered,
-            on_settled=self._settled,
+            on_considered=lambda considered, now: self.journal.considered(considered, now),
+            on_settled=lambda settlement, now: self.journal.settled(settlement, now),
             on_released=lambda event: self.releases.happened(event),
         )
         self.releases = ReleaseDesk(self.core, settings, clock=self.clock)
-        self.ring = DecisionRing(settings.decisions.ring)
-        said = settings.decisions
-        self.decision_log = (
-            DecisionLog(said.log, max_bytes=said.log_max_bytes, files=said.log_files) if said.log else None
-        )
-        self.tracing = tracing_of(settings, self.clock)
+        self.metrics = Metrics(self.core.fleet.endpoints, self.clock)
+        self.journal = Journal(settings, self.metrics, self.clock)
+        self.tracing = self.journal.tracing
         self.answers = Answers(("endpoint", "pool", "id") if settings.responses.headers else ())
         self.envoy_admin = EnvoyAdmin(settings.envoy.admin) if settings.envoy.admin else None
         self.live = LiveConfig(
@@ -115,7 +106,7 @@ class Gateway:
             decide=self._decide_with_words,
             prepare=self.knowledge.prepare,
             reply=self.own.reply,
-            on_rejected=self._rejected,
+            on_rejected=self.journal.rejected,
             ledger=self.core.ledger,
             answers=self.answers,
             limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
@@ -123,7 +114,6 @@ class Gateway:
             on_read=self.tracing.traces.read if self.tracing is not None else None,
             clock=self.clock,
         )
-        self.metrics = Metrics(self.core.fleet.endpoints, self.clock)
         self.lag = LoopLag(self.metrics.lagged)
         self.scraper = Scraper(
             self.core.fleet,
@@ -137,7 +127,7 @@ class Gateway:
             identify=lambda head, metadata: ANONYMOUS,
             decide=self.releases.decide_copy,
             reply=lambda head, tenant: None,
-            on_rejected=self._rejected,
+            on_rejected=self.journal.rejected,
             ledger=self.core.ledger,
             answers=self.copy_answers,
             limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
@@ -199,10 +189,7 @@ class Gateway:
         await self.admin.stop()
         if self.envoy_admin is not None:
             await self.envoy_admin.close()
-        if self.decision_log is not None:
-            await asyncio.to_thread(self.decision_log.close)
-        if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.exporter.close)
+        await self.journal.close()
 
     def ready(self) -> tuple[bool, str]:
         """Whether requests can be served, and why not."""
@@ -266,44 +253,9 @@ class Gateway:
         if not details.startswith(_OWN_DETAILS) or details == _GUARD_DETAILS:
             self.core.take(event, now)
 
-    def _considered(self, considered: Considered, now: float) -> None:
-        took_s = self.clock() - now
-        if considered.decision is not None:
-            self.metrics.decided(considered.ranked, considered.strategy, took_s)
-        self.ring.add(record_of(considered, time.time(), took_s * 1e6))
-        if self.tracing is not None:
-            self.tracing.traces.considered(considered, now)
-
-    def _rejected(self, request: InferenceRequest | None, rejection: Rejection) -> None:
-        record = self.ring.find(request.id) if request is not None else None
-        pool = record.pool if record is not None else ""
-        # A refused name is whatever the client wrote: it must not become a label.
-        model = request.model or "" if request is not None and pool else ""
-        self.metrics.refused(pool, model, rejection.status, rejection.reason)
-        if self.tracing is not None and request is not None:
-            self.tracing.traces.refused(request.id, rejection)
-        if request is not None and record is None:
-            record = record_of_rejection(request, rejection, time.time())
-            self.ring.add(record)
-        if record is not None:
-            self._log_request(record)
-
-    def _settled(self, settlement: Settlement, now: float) -> None:
-        self.metrics.settled(settlement)
-        if self.tracing is not None:
-            self.tracing.traces.settled(settlement, now)
-        record = self.ring.settle(settlement)
-        if record is not None:
-            self._log_request(record)
-
-    def _log_request(self, record: DecisionRecord) -> None:
-        if self.decision_log is not None:
-            self.decision_log.write(record)
-        if self.live.snapshot.settings.logging.requests:
-            log.info("request", extra=request_line(record))
-
     def _install(self, snapshot: Snapshot, specs: tuple[EndpointSpec, ...]) -> None:
-        self.core.fleet.rule(health_policy(snapshot.settings.health))
+        self.core.fleet.rule(snapshot.settings.health.policy)
+        self.journal.log_requests = snapshot.settings.logging.requests
         retries = self.core.ledger.retries
         retries.rule(snapshot.settings.retries.budget, float(snapshot.settings.retries.burst))
         retries.forget(snapshot.pools)
@@ -354,7 +306,7 @@ class Gateway:
         return AdminParts(
             metrics=self.metrics,
             endpoints=self.core.fleet.endpoints,
-            ring=self.ring,
+            ring=self.journal.ring,
             queue=lambda: queue_report(self.core.admission, list(self.live.snapshot.pools), self.clock()),
             ready=self.ready,
             config=lambda: self.live.snapshot.settings.model_dump(mode="json"),
@@ -390,7 +342,7 @@ class Gateway:
         if self.tracing is not None:
             self.core.admission.on_stage = self.tracing.traces.passed
             bind_traces(self.metrics, self.tracing.exporter.counts)
-        decisions = self.decision_log
+        decisions, ring = self.journal.decision_log, self.journal.ring
         self.metrics.bind("decision_log_dropped", lambda: decisions.dropped if decisions is not None else 0)
         self.metrics.bind_caches(
             {
@@ -400,37 +352,9 @@ class Gateway:
                     lambda: self.core.admission.limiter.clients,
                     lambda: self.core.admission.limiter.max_clients,
                 ),
-                "decisions": (lambda: len(self.ring), lambda: self.ring.capacity),
+                "decisions": (lambda: len(ring), lambda: ring.capacity),
             }
         )
-
-
-def health_policy(said: Health) -> HealthPolicy:
-    """The bounds as the core wants them."""
-    return HealthPolicy(
-        failures=said.failures,
-        backoff_s=said.backoff,
-        max_backoff_s=said.max_backoff,
-        error_share=said.error_rate,
-        window_s=said.window,
-        min_samples=said.min_samples,
-        open_s=said.open,
-        max_open_s=said.max_open,
-        silence_s=said.silence,
-        probation=said.probation,
-        busy_backoff_s=said.busy_backoff,
-        max_busy_backoff_s=said.max_busy_backoff,
-        queue_share=said.queue_limit,
-        max_ejection=said.max_ejection,
-    )
-
-
-def tracing_of(settings: Settings, clock: Callable[[], float]) -> Tracing | None:
-    """Traces, where an endpoint is configured."""
-    said = settings.tracing
-    if said.endpoint is None:
-        return None
-    return Tracing(said.endpoint, said.sample_ratio, follow_clients=said.follow_clients, clock=clock)
 
 
 async def _watched(work: Coroutine[object, object, None]) -> None:

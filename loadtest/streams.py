@@ -73,7 +73,7 @@ class Findings:
 async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
     """Poll a condition. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - the condition is a count that callbacks change
+        while not condition():
             await asyncio.sleep(0.05)
 
 

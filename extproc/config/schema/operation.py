@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from extproc.config.schema.base import Duration, FilePath, Section, Size, wrong
+from extproc.fleet.health import HealthPolicy
 
 Positive = Field(gt=0)
 
@@ -89,6 +90,26 @@ class Health(Section):
             if getattr(self, most) < getattr(self, first):
                 raise wrong(f"`{most}` is shorter than `{first}`; make it at least as long")
         return self
+
+    @property
+    def policy(self) -> HealthPolicy:
+        """The bounds as the core wants them."""
+        return HealthPolicy(
+            failures=self.failures,
+            backoff_s=self.backoff,
+            max_backoff_s=self.max_backoff,
+            error_share=self.error_rate,
+            window_s=self.window,
+            min_samples=self.min_samples,
+            open_s=self.open,
+            max_open_s=self.max_open,
+            silence_s=self.silence,
+            probation=self.probation,
+            busy_backoff_s=self.busy_backoff,
+            max_busy_backoff_s=self.max_busy_backoff,
+            queue_share=self.queue_limit,
+            max_ejection=self.max_ejection,
+        )
 
 
 class Retries(Section):
