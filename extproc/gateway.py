@@ -101,6 +101,12 @@ class Gateway:
         self.access_log = AccessLogServicer(self._event, self.clock)
         self.engine_access = EngineAccess()
         self.knowledge = Knowledge(self.core, settings, self.engine_access)
+        limits = StreamLimits(
+            settings.limits.max_streams,
+            settings.limits.max_buffered_bytes,
+            brown_out_lag_s=settings.limits.brown_out_lag,
+        )
+        self.lag = LoopLag(self.metrics.lagged)
         self.ext_proc = ExtProcServicer(
             identify=self.gatekeeper.identify,
             decide=self._decide_with_words,
@@ -109,12 +115,12 @@ class Gateway:
             on_rejected=self.journal.rejected,
             ledger=self.core.ledger,
             answers=self.answers,
-            limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
+            limits=limits,
             feedback_by_stream=settings.feedback == "stream",
             on_read=self.tracing.traces.read if self.tracing is not None else None,
+            lag=lambda: self.lag.smoothed,
             clock=self.clock,
         )
-        self.lag = LoopLag(self.metrics.lagged)
         self.scraper = Scraper(
             self.core.fleet,
             ScrapeSettings(settings.scrape.interval, settings.scrape.timeout, settings.scrape.max_bytes),
@@ -130,7 +136,7 @@ class Gateway:
             on_rejected=self.journal.rejected,
             ledger=self.core.ledger,
             answers=self.copy_answers,
-            limits=StreamLimits(settings.limits.max_streams, settings.limits.max_buffered_bytes),
+            limits=limits,
             clock=self.clock,
         )
         roles = StreamRoles(self.ext_proc, {GUARD_ROLE: self.guard, SHADOW_ROLE: self.shadow})

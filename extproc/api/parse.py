@@ -46,11 +46,17 @@ class BadRequest(Exception):
 
 
 def parse(
-    head: RequestHead, body: bytes | None, plain: bytes | None = None, *, partial: bool = False
+    head: RequestHead,
+    body: bytes | None,
+    plain: bytes | None = None,
+    *,
+    partial: bool = False,
+    brief: bool = False,
 ) -> InferenceRequest:
     """Read one request. ``body`` is as sent, None or empty when there is none; ``plain`` is its decoded form
     where it came compressed. A compressed body without ``plain`` is not read: the request is routed on its
     head. ``partial``: more of the body is to come, unseen; the model key must do, and it cannot be replaced.
+    ``brief``: leave the prompt unread, only its size counts (for a gateway that is late).
 
     Raises :class:`BadRequest` and nothing else.
     """
@@ -68,7 +74,7 @@ def parse(
         _read_form(request, readable, content_type)
     elif _is_json(media_type) or (api not in _NO_PROMPT_APIS and api is not Api.AUDIO):
         try:
-            _read_json(request, readable)
+            _read_json(request, readable, brief)
         except ValueError as error:
             if partial:
                 _read_model_only(request, readable)
@@ -103,22 +109,24 @@ def _read_form(request: InferenceRequest, body: bytes, content_type: str) -> Non
     request.user = fields.bounded(form.get("user"))
 
 
-def _read_json(request: InferenceRequest, body: bytes) -> None:
+def _read_json(request: InferenceRequest, body: bytes, brief: bool) -> None:
     """Fill ``request``; ValueError when the body is no JSON object even for a tolerant reader."""
     try:
         try:
-            _read_strict(request, body)
+            _read_strict(request, body, brief)
         except msgspec.DecodeError:
             _read_tolerant(request, body)
     except RecursionError:
         _read_model_only(request, body)
 
 
-def _read_strict(request: InferenceRequest, body: bytes) -> None:
+def _read_strict(request: InferenceRequest, body: bytes, brief: bool = False) -> None:
     keys = _body.decode(body)
     _fill(request, keys)
     if request.api not in _NO_PROMPT_APIS:
-        request.prompt = Prompt(size=len(body)) if _is_shredded(body) else prompt.build(request.api, keys)
+        request.prompt = (
+            Prompt(size=len(body)) if brief or _is_shredded(body) else prompt.build(request.api, keys)
+        )
     if request.model is not None:
         request.model_span = model_span(body, bytes(keys.model))
 

@@ -45,6 +45,8 @@ class StreamLimits:
     max_buffered_bytes: int = 1 << 30
     max_plain_bytes: int = 256 << 20
     """Bytes that one compressed body may decode to."""
+    brown_out_lag_s: float = float("inf")
+    """When the event loop is later than this, prompts are left unread: requests go by model and load alone."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class StreamCounts:
     messages: int = 0
     cancelled: int = 0
     failed: int = 0
+    brief: int = 0
+    """Requests whose prompt was left unread because the loop was late."""
 
 
 class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
@@ -76,6 +80,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         limits: StreamLimits,
         feedback_by_stream: bool = False,
         on_read: Callable[[InferenceRequest, float], None] | None = None,
+        lag: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = StreamCounts()
@@ -89,6 +94,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         self._answers = answers
         self._stay = feedback_by_stream
         self._on_read = on_read
+        self._lag = lag
         self._clock = clock
 
     async def Process(  # noqa: N802 - name given by the service
@@ -183,7 +189,11 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
 
         request: InferenceRequest | None = None
         try:
-            request = await _read(head, exchange.body, self.limits.max_plain_bytes, exchange.partial)
+            late = self._lag() > self.limits.brown_out_lag_s
+            self.counts.brief += late
+            request = await _read(
+                head, exchange.body, self.limits.max_plain_bytes, partial=exchange.partial, brief=late
+            )
             if self._on_read is not None:
                 self._on_read(request, visit.began)
             if self._prepare is not None:
@@ -236,7 +246,9 @@ class _Visit:
         self.feedback: StreamFeedback | None = None
 
 
-async def _read(head: RequestHead, body: bytes | None, limit: int, partial: bool) -> InferenceRequest:
+async def _read(
+    head: RequestHead, body: bytes | None, limit: int, *, partial: bool, brief: bool
+) -> InferenceRequest:
     encoding = head.headers.get("content-encoding", "")
     plain = None
     if body and encoding and encoding != "identity":
@@ -247,8 +259,8 @@ async def _read(head: RequestHead, body: bytes | None, limit: int, partial: bool
             log.info("body not decoded", extra={"request_id": head.id, "reason": str(error)})
             return parse(head, None)
     if len(plain or body or b"") >= _OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse, head, body, plain, partial=partial)
-    return parse(head, body, plain, partial=partial)
+        return await asyncio.to_thread(parse, head, body, plain, partial=partial, brief=brief)
+    return parse(head, body, plain, partial=partial, brief=brief)
 
 
 def _dialect(head: RequestHead | None) -> Dialect:

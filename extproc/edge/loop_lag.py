@@ -15,6 +15,8 @@ class LoopLag:
         self, on_lag: Callable[[float, float], None] = lambda seconds, worst: None, every_s: float = 0.1
     ) -> None:
         self.worst = 0.0
+        self.smoothed = 0.0
+        """Mean lag of the last half second or so: whether the loop is late now, not whether it once was."""
         self._on_lag = on_lag
         self._every_s = every_s
         self._recent: deque[float] = deque(maxlen=max(int(10.0 / every_s), 1))
@@ -30,4 +32,5 @@ class LoopLag:
         """Count one delay in seconds."""
         self._recent.append(lag)
         self.worst = max(self._recent)
+        self.smoothed += (lag - self.smoothed) * 0.3
         self._on_lag(lag, self.worst)

@@ -29,7 +29,9 @@ def model_not_found(model: str, known: list[str]) -> Rejection:
     listed = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
     message = f"The model `{model[:200]}` does not exist here."
     message += f" Models here: {listed}." if known else " No models are configured."
-    return Rejection(404, "invalid_request_error", "model_not_found", message, "model_not_found", param="model")
+    return Rejection(
+        404, "invalid_request_error", "model_not_found", message, "model_not_found", param="model"
+    )
 
 
 def no_capacity(pool: str, why: str, *, retry_after_s: float = 1.0) -> Rejection:

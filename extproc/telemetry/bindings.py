@@ -20,6 +20,7 @@ class StreamTotals(Protocol):
     messages: int
     cancelled: int
     failed: int
+    brief: int
 
 
 class LogTotals(Protocol):
@@ -39,6 +40,7 @@ def bind_streams(metrics: Metrics, totals: StreamTotals) -> None:
     metrics.bind("messages", lambda: totals.messages)
     metrics.bind("streams_cancelled", lambda: totals.cancelled)
     metrics.bind("streams_failed", lambda: totals.failed)
+    metrics.bind("requests_brief", lambda: totals.brief)
 
 
 class GuardTotals(Protocol):

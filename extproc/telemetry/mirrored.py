@@ -32,6 +32,9 @@ MIRRORED = (
     Mirrored("streams_cancelled", "counter", "ext_proc streams whose client left before the answer."),
     Mirrored("streams_failed", "counter", "ext_proc streams that ended in an error of ours."),
     Mirrored(
+        "requests_brief", "counter", "Requests routed without reading their prompt: the event loop was late."
+    ),
+    Mirrored(
         "release_share",
         "gauge",
         "Share of the clients that get the candidate of a release, 0 to 1.",

@@ -404,3 +404,12 @@ def test_damaged_json_is_read_just_as_python_reads_it(
 def test_any_form_is_read(body: bytes, mark: str) -> None:
     text = b"--a\r\nContent-Disposition: form-data;" + mark.encode() + body + mark.encode()
     read(text, AUDIO, {"content-type": "multipart/form-data; boundary=a"})
+
+
+def test_a_brief_reading_keeps_model_span_and_size_but_no_prompt() -> None:
+    body = b'{"messages":[{"role":"user","content":"hello there"}],"model":"m","stream":true}'
+    request = parse(RequestHead("r", "POST", "/v1/chat/completions", "", {}), body, brief=True)
+    assert (request.model, request.stream, request.prompt.pieces) == ("m", True, ())
+    assert request.prompt.size == len(body)
+    assert request.model_span is not None
+    assert body[slice(*request.model_span)] == b'"m"'

@@ -24,6 +24,10 @@ class Limits(Section):
     max_buffered_bytes: Annotated[Size, Positive] = 1024 * 2**20
     """Bytes of request bodies held at once; more are refused with 429."""
 
+    brown_out_lag: Annotated[Duration, Field(gt=0)] = 0.1
+    """When the event loop is later than this, prompts are left unread until it has caught up: requests are routed
+    by model and load alone."""
+
     @property
     def message_bytes(self) -> int:
         """``max_message_bytes``, or its default."""

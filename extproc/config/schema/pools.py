@@ -19,9 +19,9 @@ from extproc.config.schema.base import (
     wrong,
 )
 from extproc.config.schema.guard import GuardSettings
+from extproc.config.schema.knowledge import Disaggregation
 from extproc.config.schema.release import ReleaseSettings
 from extproc.config.schema.shadow import ShadowSettings
-from extproc.config.schema.knowledge import Disaggregation
 from extproc.config.schema.traffic import Secret, TrafficLimit
 
 Strategy = Annotated[str, Field(min_length=1, max_length=64)]
