@@ -39,7 +39,7 @@ from extproc.limits.headers import refused as limit_refusal
 from extproc.limits.limiter import Limiter, Refusal, Reserved
 from extproc.limits.tally import ReplySizes
 from extproc.outcome import Outcome
-from extproc.routing.identity import model_not_allowed
+from extproc.routing.identity import model_not_allowed, model_unreadable
 from extproc.routing.match import Match
 from extproc.routing.rejection import Rejection
 from extproc.routing.tenant import ANONYMOUS, Tenant
@@ -204,8 +204,11 @@ class Admission:
 
     def _matched(self, request: InferenceRequest, tenant: Tenant) -> Match | Rejection:
         match = self._dispatcher.match(request, tenant)
-        if isinstance(match, Match) and tenant.models is not None and not _allowed(request, match, tenant):
-            return model_not_allowed(limited_model(request, match))
+        if isinstance(match, Match) and tenant.models is not None:
+            if request.unread:
+                return model_unreadable()
+            if not _allowed(request, match, tenant):
+                return model_not_allowed(limited_model(request, match))
         return match
 
     def _tokens(self, request: InferenceRequest, match: Match) -> int:

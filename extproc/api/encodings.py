@@ -1,11 +1,13 @@
 """Content encodings, decoded for reading only: the body is forwarded as it came.
 
 Every decoder stops at the caller's limit while it decodes, so that a small body which unpacks to gigabytes
-costs no more than the limit. Blocking and CPU-bound: the edge calls this in a thread.
+costs no more than the limit; it also stops after so many members or frames, since a body of millions of empty
+ones would unpack to nothing and take minutes. Blocking and CPU-bound: the edge calls this in a thread.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 
@@ -15,13 +17,17 @@ import zstandard
 _MOST_LAYERS = 4
 _ZSTD_WINDOW = 8 << 20
 """RFC 9659: a zstd content coding needs no window above 8 MiB."""
+_MOST_FRAMES = 4096
+"""Members of a gzip body, frames of a zstd one: enough for 256 MiB in the 64 KiB members of `bgzip`."""
 _STEP = 1 << 20
+_GZIP_STEP = 1 << 16
 _ZSTD_STEP = 512
+_PADDING = re.compile(rb"\0*+")
 
 
 class DecodeError(Exception):
     """The body cannot be read. ``reason`` is one of ``unknown_encoding``, ``corrupt``, ``truncated``,
-    ``too_large``.
+    ``too_large``, ``too_many_frames``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -51,38 +57,52 @@ def _gzip(body: bytes, limit: int) -> bytes:
     """RFC 1952: one or more members after each other, perhaps padded with zero bytes."""
     out: list[bytes] = []
     left = limit
-    while body:
-        member, body = _inflate(body, 31, left)
+    position = 0
+    for _ in range(_MOST_FRAMES):
+        member, position = _inflate(body, position, 31, left)
         out.append(member)
         left -= len(member)
-        body = body.lstrip(b"\0")
-    return b"".join(out)
+        if padding := _PADDING.match(body, position):
+            position = padding.end()
+        if position == len(body):
+            return b"".join(out)
+    raise DecodeError("too_many_frames")
 
 
 def _deflate(body: bytes, limit: int) -> bytes:
     try:
-        plain, rest = _inflate(body, 15, limit)
+        plain, end = _inflate(body, 0, 15, limit)
     except DecodeError as error:
         if error.reason != "corrupt":
             raise
-        plain, rest = _inflate(body, -15, limit)
-    if rest:
+        plain, end = _inflate(body, 0, -15, limit)
+    if end < len(body):
         raise DecodeError("corrupt")
     return plain
 
 
-def _inflate(body: bytes, window_bits: int, limit: int) -> tuple[bytes, bytes]:
-    """Output of one zlib stream and the bytes after it."""
+def _inflate(body: bytes, position: int, window_bits: int, limit: int) -> tuple[bytes, int]:
+    """Output of the zlib stream that begins at ``position``, and where it ends.
+
+    The decoder copies what it was given and did not need: it gets the body in steps.
+    """
     decoder = zlib.decompressobj(window_bits)
+    out: list[bytes] = []
+    left = limit
     try:
-        plain = decoder.decompress(body, limit + 1)
+        while not decoder.eof:
+            step = body[position : position + _GZIP_STEP]
+            if not step:
+                raise DecodeError("truncated")
+            piece = decoder.decompress(step, left + 1)
+            position += len(step) - len(decoder.unused_data)
+            out.append(piece)
+            left -= len(piece)
+            if left < 0:
+                raise DecodeError("too_large")
     except zlib.error as error:
         raise DecodeError("corrupt") from error
-    if len(plain) > limit:
-        raise DecodeError("too_large")
-    if not decoder.eof:
-        raise DecodeError("truncated")
-    return plain, decoder.unused_data
+    return b"".join(out), position
 
 
 def _brotli(body: bytes, limit: int) -> bytes:
@@ -113,9 +133,12 @@ def _zstd(body: bytes, limit: int) -> bytes:
     """
     out: list[bytes] = []
     size = 0
-    position = 0
+    position = frames = 0
     try:
         while position < len(body):
+            frames += 1
+            if frames > _MOST_FRAMES:
+                raise DecodeError("too_many_frames")
             decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
             while not decoder.eof:
                 step = body[position : position + _ZSTD_STEP]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_BOUNDARY = re.compile(r'boundary="?([^";,]{1,200})', re.IGNORECASE)
+_BOUNDARY = re.compile(r';[ \t]*boundary="?([^";,]{1,200})', re.IGNORECASE)
 _NAME = re.compile(rb'^content-disposition:[^\r\n]*?;[ \t]*name="?([^";\r\n]*)', re.IGNORECASE | re.MULTILINE)
 _FILENAME = re.compile(rb"^content-disposition:[^\r\n]*?;[ \t]*filename\*?=", re.IGNORECASE | re.MULTILINE)
 _MOST_PARTS = 64
@@ -17,9 +17,9 @@ _MOST_HEAD = 4096
 _MOST_VALUE = 1024
 
 
-def form_fields(body: bytes, content_type: str, wanted: frozenset[str]) -> dict[str, str]:
-    """Values of the ``wanted`` form-data fields; parts with a file name, long values and bad UTF-8 are left
-    out.
+def form_fields(body: bytes, content_type: str, wanted: frozenset[str]) -> tuple[dict[str, str], bool]:
+    """Values of the ``wanted`` form-data fields, and whether the form was read to its end; parts with a file
+    name, long values and bad UTF-8 are left out.
 
     Bounded: at most 64 parts, 4 KiB of part headers, 1 KiB a value. A malformed body gives what was found
     before.
@@ -27,11 +27,13 @@ def form_fields(body: bytes, content_type: str, wanted: frozenset[str]) -> dict[
     fields: dict[str, str] = {}
     found = _BOUNDARY.search(content_type)
     if not found:
-        return fields
+        return fields, False
     marker = b"--" + found[1].strip().encode("utf-8", "replace")
     position = 0 if body.startswith(marker) else _after(body, b"\r\n" + marker, 0) - len(marker)
     for _ in range(_MOST_PARTS):
         start = position + len(marker)
+        if position >= 0 and body[start : start + 2] == b"--":
+            return fields, True
         if position < 0 or body[start : start + 2] != b"\r\n":
             break
         head_end = body.find(b"\r\n\r\n", start, start + _MOST_HEAD)
@@ -51,7 +53,7 @@ def form_fields(body: bytes, content_type: str, wanted: frozenset[str]) -> dict[
                 except UnicodeDecodeError:
                     fields.pop(key, None)
         position = following + 2
-    return fields
+    return fields, False
 
 
 def _after(body: bytes, needle: bytes, start: int) -> int:

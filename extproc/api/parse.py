@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import msgspec
 
@@ -31,6 +32,7 @@ _string = msgspec.json.Decoder(str)
 _KEYS = Body.__struct_fields__
 _FORM = frozenset({"model", "stream", "user"})
 _NO_PROMPT_APIS = frozenset({Api.OTHER, Api.MODELS, Api.HEALTH})
+_OBJECT = re.compile(rb"\s*+\{")
 _MOST_COMMAS = 2_000_000
 """A body with more has a prompt of no sane shape (a million token ids have a million): it is not read, since
 a list of small things takes a hundred times its size in memory.
@@ -54,8 +56,9 @@ def parse(
     brief: bool = False,
 ) -> InferenceRequest:
     """Read one request. ``body`` is as sent, None or empty when there is none; ``plain`` is its decoded form
-    where it came compressed. A compressed body without ``plain`` is not read: the request is routed on its
-    head. ``partial``: more of the body is to come, unseen; the model key must do, and it cannot be replaced.
+    where it came compressed. A compressed body without ``plain`` is read as it came, since engines that know
+    no encodings do so; if that is no JSON the request is routed on its head. ``partial``: more of the body is
+    to come, unseen; the model key must do, and it cannot be replaced.
     ``brief``: leave the prompt unread, only its size counts (for a gateway that is late).
 
     Raises :class:`BadRequest` and nothing else.
@@ -66,19 +69,26 @@ def parse(
     request = InferenceRequest(head, api, dialect, body_size=len(body) if body else 0, plain=plain)
     request.session = fields.bounded(head.headers.get("x-session-id"))
     readable = plain if plain is not None else body
-    if not readable or api in (Api.MODELS, Api.HEALTH) or (plain is None and _is_encoded(head)):
+    if not readable or api in (Api.MODELS, Api.HEALTH):
         return request
     content_type = head.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         _read_form(request, readable, content_type)
-    elif _is_json(media_type) or (api not in _NO_PROMPT_APIS and api is not Api.AUDIO):
+    elif (
+        _is_json(media_type)
+        or (api not in _NO_PROMPT_APIS and api is not Api.AUDIO)
+        or _OBJECT.match(readable)  # whatever it is called: engines do not all look at the content type
+    ):
         try:
             _read_json(request, readable, brief)
         except ValueError as error:
             if partial:
                 _read_model_only(request, readable)
                 request.model_span = None
+                return request
+            if plain is None and _is_encoded(head):
+                request.unread = True
                 return request
             known = api not in _NO_PROMPT_APIS
             if known and (_is_json(media_type) or not media_type):
@@ -103,8 +113,9 @@ def _not_json(error: ValueError) -> Rejection:
 
 def _read_form(request: InferenceRequest, body: bytes, content_type: str) -> None:
     """An upload's ``model``. It has no span: a form value cannot be spliced as a JSON string."""
-    form = form_fields(body, content_type, _FORM)
+    form, whole = form_fields(body, content_type, _FORM)
     request.model = form.get("model") or None
+    request.unread = not whole or request.model is None
     request.stream = form.get("stream", "").lower() in ("true", "1")
     request.user = fields.bounded(form.get("user"))
 
@@ -156,6 +167,7 @@ def _read_model_only(request: InferenceRequest, body: bytes) -> None:
     """For bodies that cannot be parsed as a whole: the model key alone."""
     request.prompt = Prompt(size=len(body))
     request.model = request.model_span = None
+    request.unread = True
     span = find_model(body)
     if span is None:
         return
@@ -164,6 +176,7 @@ def _read_model_only(request: InferenceRequest, body: bytes) -> None:
     except msgspec.DecodeError:
         return
     request.model_span = span if request.model else None
+    request.unread = request.model is None
 
 
 def _fill(request: InferenceRequest, body: Body) -> None:

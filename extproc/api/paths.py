@@ -6,6 +6,7 @@ Rules of this file:
 - the longest known ending of the path decides; a path prefix is opaque, a trailing slash does not matter;
 - the families that make tokens, and all that carry a prompt, are POST only: ``GET /v1/responses/{id}`` is
   OTHER;
+- a percent-encoded letter is that letter, as engines see it;
 - an unknown path is never refused: it is OTHER, in OpenAI's dialect, and passes through;
 - ``/messages`` counts only at the root or after a version (``/v1/threads/{id}/messages`` is not Anthropic's).
 """
@@ -39,7 +40,7 @@ _READS = frozenset({"GET", "HEAD"})
 
 def classify(method: str, path: str) -> tuple[Api, Dialect]:
     """The API family and the dialect of its errors; ``path`` is without the query string."""
-    path = path.rstrip("/") or "/"
+    path = unquote(path, errors="replace").rstrip("/") or "/"
     if method in _READS:
         if path == "/health":
             return Api.HEALTH, Dialect.OPENAI

@@ -112,6 +112,8 @@ class InferenceRequest:
     """Bytes of the body as sent."""
     plain: bytes | None = None
     """The decoded body when the client sent it compressed; None when it came plain or was not decoded."""
+    unread: bool = False
+    """The body may name another model than ``model``: it could not be read, or not to its end."""
 
     @property
     def id(self) -> str:

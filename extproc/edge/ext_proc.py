@@ -43,7 +43,7 @@ class StreamLimits:
 
     max_streams: int = 20_000
     max_buffered_bytes: int = 1 << 30
-    max_plain_bytes: int = 256 << 20
+    max_plain_bytes: int = 64 << 20
     """Bytes that one compressed body may decode to."""
     brown_out_lag_s: float = float("inf")
     """When the event loop is later than this, prompts are left unread: requests go by model and load alone."""
@@ -194,6 +194,12 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
             request = await _read(
                 head, exchange.body, self.limits.max_plain_bytes, partial=exchange.partial, brief=late
             )
+            if request.plain is not None:
+                visit.held += len(request.plain)
+                self.counts.buffered_bytes += len(request.plain)
+                if self.counts.buffered_bytes > self.limits.max_buffered_bytes:
+                    overloaded = _overloaded("too many bytes are being read")
+                    return exchange.refuse(self._refused(request, overloaded, request.dialect))
             if self._on_read is not None:
                 self._on_read(request, visit.began)
             if self._prepare is not None:
@@ -251,13 +257,13 @@ async def _read(
 ) -> InferenceRequest:
     encoding = head.headers.get("content-encoding", "")
     plain = None
-    if body and encoding and encoding != "identity":
+    # No coding begins with a brace: such a body only says that it is encoded, and most engines do not look.
+    if body and encoding and encoding != "identity" and body[:1] != b"{":
         try:
             plain = await asyncio.to_thread(decode, body, encoding, limit)
         except DecodeError as error:
             # The engine may know an encoding that we do not; without the text the headers must do.
             log.info("body not decoded", extra={"request_id": head.id, "reason": str(error)})
-            return parse(head, None)
     if len(plain or body or b"") >= _OFF_LOOP_BYTES:
         return await asyncio.to_thread(parse, head, body, plain, partial=partial, brief=brief)
     return parse(head, body, plain, partial=partial, brief=brief)

@@ -150,6 +150,18 @@ def model_not_allowed(model: str) -> Rejection:
     )
 
 
+def model_unreadable() -> Rejection:
+    """403: the body may name any model, and this tenant may not use every one."""
+    return Rejection(
+        403,
+        "invalid_request_error",
+        "model_not_allowed",
+        "The model cannot be read from this request body, and this API key may not use every model.",
+        "model_not_allowed",
+        param="model",
+    )
+
+
 def _unauthorized(message: str) -> Rejection:
     return Rejection(
         401,

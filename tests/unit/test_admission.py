@@ -239,6 +239,17 @@ def test_one_busy_engine_in_three_answers_keeps_the_circuit_closed() -> None:
     assert circuit.admits(30.1) == pytest.approx(0.9)
 
 
+def test_who_may_not_use_every_model_must_name_one_that_can_be_read() -> None:
+    built = core()
+    restricted = replace(A, models=frozenset({"llama-3"}))
+    for tenant, served_at_all in ((A, True), (restricted, False)):
+        made = request(tenant.name + str(served_at_all))
+        made.unread = True
+        ticket = built.admission.submit(made, 0.0, tenant)
+        assert served(ticket) is served_at_all
+    assert reason(ticket) == "model_not_allowed"
+
+
 def test_a_model_that_is_not_allowed_costs_nothing() -> None:
     built = core(limits=LimitRules(everything=Limit(rpm=1)))
     assert reason(submit(built, "r1", tenant=replace(A, models=frozenset({"x"})))) == "model_not_allowed"

@@ -134,3 +134,15 @@ def test_nothing_stays_nothing() -> None:
 def test_no_bytes_raise_anything_else(body: bytes, coding: str) -> None:
     with contextlib.suppress(DecodeError):
         assert len(decode(body, coding, 1000)) <= 1000
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_a_body_of_countless_empty_frames_is_given_up(coding: str) -> None:
+    frame = CODERS[coding](b"")
+    assert decode(frame * 4096, coding, MIB) == b""
+    assert reason(frame * 400_000, coding) == "too_many_frames"
+
+
+def test_members_longer_than_a_step_are_read_whole() -> None:
+    noise = random.Random(2).randbytes(300_000)
+    assert decode(gzip.compress(noise) + b"\0" * 70_000 + gzip.compress(noise), "gzip", MIB) == noise * 2

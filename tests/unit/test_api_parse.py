@@ -257,8 +257,39 @@ def test_a_compressed_body_is_read_from_its_plain_form() -> None:
 
 def test_a_compressed_body_that_could_not_be_decoded_is_not_judged() -> None:
     request = parse(head(headers={**JSON, "content-encoding": "lzma"}), b"\x00\x01")
-    assert (request.model, request.plain) == (None, None)
+    assert (request.model, request.plain, request.unread) == (None, None, True)
     assert read({"model": "m"}, headers={**JSON, "content-encoding": "identity"}).model == "m"
+
+
+def test_a_body_that_only_says_it_is_compressed_is_read_as_engines_read_it() -> None:
+    request = read(b' {"model":"m"}', headers={**JSON, "content-encoding": "gzip"})
+    assert (request.model, request.unread, request.model_span) == ("m", False, (10, 13))
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", ["/v1/chat/completion%73", "/unknown"])
+def test_json_is_read_whatever_the_content_type_says(path: str, kind: str) -> None:
+    assert read(b'\r\n {"model":"m"}', path, {"content-type": kind}).model == "m"
+
+
+def test_a_model_that_may_be_there_unseen_is_said_to_be_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = b"[" * 3000 + b"]" * 3000
+    assert read(b'{"x":' + deep + b',"y":1}').unread
+    assert not read(b'{"x":' + deep + b',"model":"m"}').unread
+    assert not read({"messages": []}).unread
+    multipart = {"content-type": "multipart/form-data; boundary=xYz"}
+    named = b'Content-Disposition: form-data; name="model"\r\n\r\nm'
+    other = b'Content-Disposition: form-data; name="x"\r\n\r\n1'
+    assert not read(form(named), AUDIO, multipart).unread
+    assert read(form(other), AUDIO, multipart).unread
+    assert read(form(named, *[other] * 70), AUDIO, multipart).unread
+    assert read(form(named)[:-6], AUDIO, multipart).unread
+
+
+def test_the_boundary_is_the_parameter_of_that_name() -> None:
+    named = b'Content-Disposition: form-data; name="model"\r\n\r\nm'
+    kind = 'multipart/form-data; x-boundary=a; charset="b";boundary=xYz'
+    assert read(form(named), AUDIO, {"content-type": kind}).model == "m"
 
 
 def test_anthropic_clients_are_known_on_shared_paths_by_their_header() -> None:

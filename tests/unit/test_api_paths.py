@@ -13,6 +13,7 @@ from extproc.api.request import Api, Dialect
     [
         ("/v1/chat/completions", Api.CHAT),
         ("/chat/completions", Api.CHAT),
+        ("/v1/chat%2Fcompletion%73", Api.CHAT),
         ("/openai/v1/chat/completions", Api.CHAT),
         ("/openai/deployments/gpt/chat/completions", Api.CHAT),
         ("/v1/chat/completions/", Api.CHAT),
