@@ -187,7 +187,7 @@ def test_a_pool_is_stale_when_nobody_in_it_was_scraped_lately(
 
 
 class Streams:
-    in_flight, buffered_bytes, total, messages, cancelled, failed = 2, 4096, 10, 20, 1, 0
+    in_flight, buffered_bytes, total, messages, cancelled, failed, brief = 2, 4096, 10, 20, 1, 0, 0
 
 
 class Log:
