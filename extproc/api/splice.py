@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 import re
 
-_TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)(\s*+:)?+|[\[{]++|[\]}]++', re.DOTALL)
-"""A string (group 1) and perhaps the colon that makes it a key (group 2), or a run of brackets. A string
-without an end is one token too: no body makes the walk start again and again.
+_TOKEN = re.compile(
+    rb'[^"\[\]{}]*+("([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)(\s*+:)?+|[\[{]++|[\]}]++|\Z)', re.DOTALL
+)
+"""What stands before a token, then (group 1) a string (group 2) and perhaps the colon that makes it a key (group 3),
+or a run of brackets, or the end. A string without an end is one token too: no body makes the walk start again and
+again. What stands before is matched and not searched over, which takes a tenth of the time: the interpreter is
+held meanwhile.
 """
 _MOST_TOKENS = 500_000
 _SPACE = re.compile(rb"\s*+")
@@ -58,14 +62,16 @@ def find_model(body: bytes) -> tuple[int, int] | None:
     for walked, token in enumerate(_TOKEN.finditer(body)):
         if walked == _MOST_TOKENS:
             return None
-        start = token.start()
+        start = token.start(1)
+        if start == len(body):
+            break
         first = body[start]
         if first == 0x22:
             if depth != 1:
                 continue
             if start == wanted:
-                span = start, token.end(1) + 1
-            elif token[2] is not None and _is_model(token[1]):
+                span = start, token.end(2) + 1
+            elif token[3] is not None and _is_model(token[2]):
                 span = None
                 wanted = _end_of_space(body, token.end())
         elif first in b"[{":

@@ -15,6 +15,7 @@ import re
 LARGEST = 16 << 20
 """Bytes; a larger body is routed by its top-level model key alone."""
 
+_MOST_LONE = 100_000
 _MARK = b"\xef\xbb\xbf"
 _LONE = re.compile(
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -25,11 +26,20 @@ _LONE = re.compile(
 def patch(body: bytes) -> bytes:
     """``body`` without a byte order mark and with escaped lone surrogates as U+FFFD, for reading only.
 
-    Byte offsets stay as they are: a mark becomes spaces.
+    Byte offsets stay as they are: a mark becomes spaces. Surrogates are left in bodies above :data:`LARGEST` and where
+    there are very many: a search over them holds the interpreter.
     """
     if body.startswith(_MARK):
         body = b"   " + body[len(_MARK) :]
-    return _LONE.sub(rb"\\ufffd", body)
+    if len(body) > LARGEST:
+        return body
+    patched = None
+    for number, lone in enumerate(_LONE.finditer(body)):
+        if number == _MOST_LONE:
+            return body
+        patched = patched or bytearray(body)
+        patched[lone.start() : lone.end()] = b"\\ufffd"
+    return body if patched is None else bytes(patched)
 
 
 def clean(body: bytes, wanted: tuple[str, ...]) -> bytes:

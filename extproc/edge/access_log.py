@@ -170,6 +170,6 @@ def _usage(common: al.AccessLogCommon) -> Usage | None:
     fields = metadata.filter_metadata["usage"].fields
 
     def number(name: str) -> int | None:
-        return int(fields[name].number_value) if name in fields else None
+        return token_usage.believed(fields[name].number_value) if name in fields else None
 
     return Usage(number("input"), number("output"), number("cached"))

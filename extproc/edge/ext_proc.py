@@ -11,7 +11,9 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -35,6 +37,9 @@ log = logging.getLogger(__name__)
 
 _OFF_LOOP_BYTES = 1 << 20
 """Bodies from this size on are parsed in a thread: a megabyte takes about half a millisecond, odd JSON much longer."""
+_READERS = 2
+"""Threads that unpack and parse large bodies: more would only take the interpreter from the event loop, and hold more
+unpacked bodies at once. What waits for them ends when its client leaves."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,6 +89,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = StreamCounts()
+        self._readers = ThreadPoolExecutor(_READERS, "reader")
         self.limits = limits
         self._identify = identify
         self._decide = decide
@@ -191,9 +197,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         try:
             late = self._lag() > self.limits.brown_out_lag_s
             self.counts.brief += late
-            request = await _read(
-                head, exchange.body, self.limits.max_plain_bytes, partial=exchange.partial, brief=late
-            )
+            request = await self._read(head, exchange.body, is_part=exchange.partial, brief=late)
             if request.plain is not None:
                 visit.held += len(request.plain)
                 self.counts.buffered_bytes += len(request.plain)
@@ -223,6 +227,24 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         exchange.body = exchange.body if body is None or exchange.body is None else body
         return exchange.answer(mutation, metadata, body)
 
+    async def _read(
+        self, head: RequestHead, body: bytes | None, *, is_part: bool, brief: bool
+    ) -> InferenceRequest:
+        run = asyncio.get_running_loop().run_in_executor
+        encoding = head.headers.get("content-encoding", "")
+        plain = None
+        # No coding begins with a brace: such a body only says that it is encoded, and most engines do not look.
+        if body and encoding and encoding != "identity" and body[:1] != b"{":
+            try:
+                plain = await run(self._readers, decode, body, encoding, self.limits.max_plain_bytes)
+            except DecodeError as error:
+                # The engine may know an encoding that we do not; without the text the headers must do.
+                log.info("body not decoded", extra={"request_id": head.id, "reason": str(error)})
+        reading = partial(parse, head, body, plain, partial=is_part, brief=brief)
+        if len(plain or body or b"") >= _OFF_LOOP_BYTES:
+            return await run(self._readers, reading)
+        return reading()
+
     def _refused(
         self, request: InferenceRequest | None, rejection: Rejection, dialect: Dialect | None
     ) -> ep.ProcessingResponse:
@@ -250,23 +272,6 @@ class _Visit:
         self.lease_id = ""
         self.answered = False
         self.feedback: StreamFeedback | None = None
-
-
-async def _read(
-    head: RequestHead, body: bytes | None, limit: int, *, partial: bool, brief: bool
-) -> InferenceRequest:
-    encoding = head.headers.get("content-encoding", "")
-    plain = None
-    # No coding begins with a brace: such a body only says that it is encoded, and most engines do not look.
-    if body and encoding and encoding != "identity" and body[:1] != b"{":
-        try:
-            plain = await asyncio.to_thread(decode, body, encoding, limit)
-        except DecodeError as error:
-            # The engine may know an encoding that we do not; without the text the headers must do.
-            log.info("body not decoded", extra={"request_id": head.id, "reason": str(error)})
-    if len(plain or body or b"") >= _OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse, head, body, plain, partial=partial, brief=brief)
-    return parse(head, body, plain, partial=partial, brief=brief)
 
 
 def _dialect(head: RequestHead | None) -> Dialect:

@@ -14,6 +14,8 @@ from extproc.outcome import Usage
 TYPE_NAME = "envoy.data.ai.v3.TokenUsage"
 
 _FAILED = 3
+_MOST = 2**31 - 1
+"""Tokens; an engine that tells more does not know its count."""
 
 
 def _message_class() -> type:
@@ -68,7 +70,12 @@ def read(value: bytes) -> Usage | None:
         return None
     details = message.input_token_details
     return Usage(
-        message.input_tokens.value if message.HasField("input_tokens") else None,
-        message.output_tokens.value if message.HasField("output_tokens") else None,
-        details.cached_tokens.value if details.HasField("cached_tokens") else None,
+        believed(message.input_tokens.value) if message.HasField("input_tokens") else None,
+        believed(message.output_tokens.value) if message.HasField("output_tokens") else None,
+        believed(details.cached_tokens.value) if details.HasField("cached_tokens") else None,
     )
+
+
+def believed(count: float) -> int | None:
+    """A count as an engine told it; None (unknown) for one that cannot be: negative, absurdly large, not a number."""
+    return int(count) if 0 <= count <= _MOST else None

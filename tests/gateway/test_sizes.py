@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import brotli
 import pytest
 import pytest_asyncio
 
@@ -149,3 +151,19 @@ async def test_body_bytes_held_come_back_when_the_client_leaves_while_it_sends(l
 
 async def _streams(lab: Lab) -> bool:
     return (await lab.extproc.metrics())["extproc_streams_in_flight"] == 1
+
+
+async def test_tiny_bodies_that_unpack_to_much_do_not_take_the_gateway_from_others(lab: Lab) -> None:
+    empty_members = gzip.compress(b"", mtime=0) * 300_000
+    zeros = brotli.compress(b"\0" * (48 * MIB), quality=1)
+    hostile = [
+        asyncio.create_task(lab.post(body, content_encoding=coding))
+        for _ in range(6)
+        for body, coding in ((empty_members, "gzip"), (zeros, "br"))
+    ]
+    while not all(task.done() for task in hostile):
+        status, _, _ = await lab.post()
+        assert status == 200
+        await asyncio.sleep(0.02)
+    assert {task.result()[0] for task in hostile} == {200}
+    await lab.extproc.idle()

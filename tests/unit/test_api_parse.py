@@ -230,6 +230,14 @@ def test_marks_and_surrogates_need_no_slow_reading(body: bytes, monkeypatch: pyt
     assert read(body).model == "m"
 
 
+def test_surrogates_without_number_are_left_to_the_slow_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"model":"m","x":"' + b"\\ud800" * 5 + b'"}'
+    assert b"ufffd" in tolerant.patch(body)
+    monkeypatch.setattr(tolerant, "_MOST_LONE", 4)
+    assert tolerant.patch(body) == body
+    assert read(body).model == "m"
+
+
 def test_a_huge_odd_body_is_routed_by_its_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tolerant, "LARGEST", 40)
     request = read(b'{"prompt":"hi","x":NaN,"y":"%s","model":"m"}' % (b"y" * 40), "/v1/completions")
