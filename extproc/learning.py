@@ -58,5 +58,5 @@ class Learner:
         lease, rates = settlement.lease, settlement.lease.endpoint.rates
         alone = lease.backlog_at_open <= uncached * _ALONE
         if lease.attempts == 1 and lease.prefiller is None and uncached >= _OWN_TOKENS and alone:
-            units = (ttft_s - rates.overhead) * rates.prefill_at(now)
+            units = (ttft_s - rates.step_s) * rates.prefill_at(now)
             self._models.attention(lease.pool).observe(uncached, cached, units)

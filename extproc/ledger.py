@@ -44,6 +44,8 @@ class Lease:
     pool: str = ""
     version: str = ""
     model: str = ""
+    adapter: str = ""
+    """LoRA adapter, if any."""
     tenant: str = ""
     route: str = ""
     api: Api = Api.OTHER
@@ -267,6 +269,8 @@ class Ledger:
         lease.generation = endpoint.generation
         lease.backlog_at_open = endpoint.backlog.tokens(now, endpoint.rates.prefill_at(now))
         endpoint.leases += 1
+        if lease.adapter:
+            endpoint.adapter_leased(lease.adapter, 1)
         if lease.look is not None:
             lease.claim = self._view.claim(endpoint, lease.look)
             if lease.prefiller is not None:
@@ -280,6 +284,8 @@ class Ledger:
 
     def _discharge(self, lease: Lease, now: float) -> None:
         lease.endpoint.leases -= 1
+        if lease.adapter:
+            lease.endpoint.adapter_leased(lease.adapter, -1)
         if not lease.started:
             self._start(lease, now)
 

@@ -177,6 +177,7 @@ class Dispatcher:
             version=first.endpoint.spec.version,
             arm=arm,
             model=model,
+            adapter=query.adapter,
             tenant=tenant.name,
             route=match.route.name,
             api=request.api,

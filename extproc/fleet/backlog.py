@@ -48,6 +48,8 @@ class Backlog:
     """No counter of the engine stands behind the level."""
     _waiting: deque[float] = field(default_factory=deque)
     """Charges of unstarted leases, oldest first."""
+    largest: float = 0.0
+    """The most work of one lease that the newest scrape, or an end since the one before, showed as done."""
     lag: float = 0.0
     """Seconds that the engine's counters are behind, as far as we know."""
     _started: dict[float, deque[float]] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class Backlog:
     """Leases removed since the last scrape before a counter showed their first token."""
     _mean_work: float = 1.0
     _mean_tokens: float = 1.0
+    _largest: float = 0.0
     _unseen: int = 0
     """Such leases that no counter growth has explained yet."""
 
@@ -116,6 +119,7 @@ class Backlog:
             if started_at is not None and self._scraped_at > started_at:
                 self._learn_lag(self._scraped_at - started_at)
             self._waiting.remove(tokens)
+            self._largest = max(self._largest, tokens)
             self._ended += 1
             self._lower(tokens)
         self.level = self.tokens(now, rate)
@@ -131,6 +135,7 @@ class Backlog:
         first = growth(previous, state, "first_tokens_total")
         computed = growth(previous, state, "computed_prompt_tokens_total")
         ended, self._ended = self._ended, 0
+        self.largest, self._largest = self._largest, 0.0
         self.estimated = True
         least, most = 0.0, self.charged
         if first is not None:
@@ -155,6 +160,7 @@ class Backlog:
     def _start(self, leases: int, now: float) -> None:
         for _ in range(min(leases, len(self._waiting))):
             tokens = self._waiting.popleft()
+            self.largest = max(self.largest, tokens)
             self._started.setdefault(tokens, deque()).append(now)
             self._lower(tokens)
 

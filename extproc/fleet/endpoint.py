@@ -81,6 +81,7 @@ class Endpoint:
     """
 
     __slots__ = (
+        "adapter_leases",
         "adapters",
         "backlog",
         "fresh_until",
@@ -123,6 +124,8 @@ class Endpoint:
         self.rates = Rates(prior_rate)
         self.stats = Stats()
         self.strangers = Strangers()
+        self.adapter_leases: dict[str, int] = {}
+        """Adapter -> open leases for it."""
         self.adapters: dict[str, float] = {}
         """Adapter -> when it was last asked for here (monotonic seconds): resident soon, whatever the last
         scrape said."""
@@ -181,7 +184,13 @@ class Endpoint:
                 usage = number(state.kv_usage)
                 free = usage is None or usage < _FULL
                 busy = was_busy and self.backlog.level > 0.0 and not self.backlog.estimated and free
-                self.rates.observe_counters(computed * self.backlog.per_token, seconds, busy, now)
+                # Our own estimate alone would prove itself: too slow a rate keeps the backlog up, and a backlog
+                # that never ends makes idle time look like slow work.
+                busy = busy and 0.0 not in (number(previous.waiting), number(state.waiting))
+                computed_work = computed * self.backlog.per_token
+                self.rates.observe_counters(computed_work, seconds, busy, now)
+                # Of one prompt an unknown part was computed before: engines count it when it is done.
+                self.rates.observe_least((computed_work - self.backlog.largest) / seconds, now)
             generated = growth(previous, state, "generation_tokens_total")
             before, after = number(previous.running), number(state.running)
             if generated is not None and before is not None and after is not None:
@@ -197,3 +206,11 @@ class Endpoint:
         self.adapters[adapter] = now
         if len(self.adapters) > _MAX_ADAPTERS:
             del self.adapters[next(iter(self.adapters))]
+
+    def adapter_leased(self, adapter: str, leases: int) -> None:
+        """So many more (or fewer) open leases use this adapter."""
+        count = self.adapter_leases.get(adapter, 0) + leases
+        if count > 0:
+            self.adapter_leases[adapter] = count
+        else:
+            self.adapter_leases.pop(adapter, None)

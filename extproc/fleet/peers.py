@@ -7,12 +7,18 @@ from statistics import median
 
 from extproc.fleet.rates import Rates
 
+_TOGETHER = 3
+
 
 def share(members: Sequence[Rates], setting: float | None, now: float) -> None:
     """Give every member the medians of those that have measured: the prior of its prefill rate (else
     ``setting``, the pool's, where there is one) and the line of its decode pace. Call it once a second or
     so."""
     measured = [rates.measured for rates in members if rates.fresh(now)]
+    if not measured:
+        # A fleet that starts has few samples each, but together enough.
+        few = [rates.measured for rates in members if rates.seen(now)]
+        measured = few if len(few) >= _TOGETHER else []
     prior = median(measured) if measured else setting
     if prior is not None:
         for rates in members:

@@ -10,7 +10,9 @@ Rules of this file:
   models. The prior is in between;
 - it is learned from first tokens that waited for little else: the share under which these took the same time
   per unit of work, whatever their length. Half of the samples may be absurd (median and mean absolute
-  deviation), and the scale drops out, so endpoints of any speed teach one share.
+  deviation), and the scale drops out, so endpoints of any speed teach one share;
+- prompts of much the same length tell nothing of it: then it stays, and the rate takes the difference. It moves in
+  small steps, for rates and backlogs are in its units.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ _LEAST = 1e-6
 _MOST = 1e-3
 _WINDOW = 96
 _EVERY = 8
-_STEPS = (0.7, 0.85, 1.0, 1.18, 1.43)
-_PULL = 0.02
+_STEPS = (0.83, 0.91, 1.0, 1.1, 1.2)
+_PULL = 0.01
 """How much better a fit must be, in log seconds, to move the share by a factor of e from the prior."""
+_APART = 4.0
+"""Long prompts must be so many times as long as short ones, a tenth of each left out."""
 
 
 def work(uncached: float, cached: float, share: float) -> float:
@@ -53,7 +57,10 @@ class AttentionShare:
         self._new += 1
         if self._new >= _EVERY and len(self._samples) >= 2 * _EVERY:
             self._new = 0
-            self._fit()
+            depths = sorted(depth for depth, _ in self._samples)
+            tenth = len(depths) // 10
+            if depths[-1 - tenth] >= _APART * depths[tenth]:
+                self._fit()
 
     def _fit(self) -> None:
         self.share = min(

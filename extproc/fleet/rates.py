@@ -4,9 +4,9 @@ Rules of this file:
 
 - everything starts at a prior; absurd or missing samples are skipped; nothing is ever zero, negative or NaN;
 - **prefill** (units of work a second, :mod:`extproc.fleet.prefill`; a unit is a token at the start of a prompt):
-  a sample is ``(work before + own work) / (TTFT - overhead)`` of a streamed request that hardly waited for
+  a sample is ``(work before + own work) / (TTFT - step)`` of a streamed request that hardly waited for
   others, for what was before it is a guess; or the growth of the engine's computed-tokens counter over a time
-  in which it was never idle. The estimate is the median of the last few;
+  in which it was never idle, or which was more than the estimate. The estimate is the median of the last few;
 - the fewer and older the samples, the more the prior counts: what was once slow, and therefore gets no
   samples, is believed to be as fast as its peers again after a minute or two, and tried. If that try is much
   faster than what was seen before the silence, the old samples are about another time and go: nothing makes a
@@ -91,7 +91,11 @@ class Rates:
 
     def fresh(self, now: float) -> bool:
         """Whether the estimate rests on recent samples: only then it may be a peer's prior."""
-        return len(self._samples) >= 3 and now - self._sampled_at < _HALF_LIFE_S
+        return len(self._samples) >= 3 and self.seen(now)
+
+    def seen(self, now: float) -> bool:
+        """Whether there is any recent sample."""
+        return bool(self._samples) and now - self._sampled_at < _HALF_LIFE_S
 
     @property
     def step_s(self) -> float:
@@ -116,7 +120,7 @@ class Rates:
             self.overhead = min(_quantile(self._overheads, 0.25), 1.0)
         elif own_work >= _MIN_TOKENS and backlog_at_decision <= own_work * _ALONE:
             # A TTFT near the overhead says little; at least a fifth of it is taken to be prefill.
-            self._sample(work / max(ttft_s - self.overhead, ttft_s / 5, _SHORTEST_S), now)
+            self._sample(work / max(ttft_s - self.step_s, ttft_s / 5, _SHORTEST_S), now)
 
     def observe_counters(self, computed_tokens: float, seconds: float, busy: bool, now: float) -> None:
         """The engine computed this many prompt tokens in the last ``seconds``; ``busy``: it was never out of
@@ -130,6 +134,11 @@ class Rates:
         if self._busy_s >= _BUSY_S and self._busy_tokens >= _MIN_TOKENS:
             self._sample(self._busy_tokens / self._busy_s, now)
             self._busy_s = self._busy_tokens = 0.0
+
+    def observe_least(self, rate: float, now: float) -> None:
+        """The engine computed so much work a second, whether it was ever idle or not."""
+        if rate > self.prefill:
+            self._sample(rate, now)
 
     def observe_completion(self, duration_s: float, ttft_s: float | None, active: float, now: float) -> None:
         """A request ended well. ``ttft_s`` only if streamed; ``active``: streams here, it included, as it

@@ -16,8 +16,10 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
+from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.prefill import work
 from extproc.scheduling.strategy import Candidate, Query
 
@@ -104,17 +106,26 @@ class QueueTerm:
 class PrefillTerm:
     """The request's own prompt tokens that are not cached there, over the prefill rate.
 
-    Source: the cache view's match, discounted by ``Rates.match_trust``.
+    In a fleet with queues, work that need not be done delays more than its own request: all that wait behind it,
+    on average as many as wait anywhere. So beyond the first, each request that waits on an endpoint of the fleet
+    (the mean over it) adds the same work once more, at the fleet's mean rate: how fast the endpoint is makes no
+    difference to what the fleet loses. Without this a fleet near its limit spreads conversations for the sake of
+    queues, computes them again everywhere, and thereby makes the queues.
+
+    Source: the cache view's match, discounted by ``Rates.match_trust``; unstarted leases.
     """
 
     name = "prefill"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``work(prompt - matched * trust) / rate``."""
+        """``work(prompt - matched * trust) * (1 / rate + max(waiting - 1, 0) / mean rate)``."""
         prompt = query.prompt_tokens
         share = query.attention
+        count = len(scene.endpoints)
+        unstarted = sum(endpoint.backlog.unstarted for endpoint in scene.endpoints) / count
+        behind = max(unstarted - 2.0, 0.0) / (sum(scene.rates) / count)  # one of them is being computed
         return [
-            work(prompt - matched, matched, share) / rate
+            work(prompt - matched, matched, share) * (1.0 / rate + behind)
             for matched, rate in zip(scene.matched, scene.rates, strict=True)
         ]
 
@@ -183,10 +194,12 @@ class SlotsTerm:
 
 
 class AdapterTerm:
-    """Loading the request's LoRA adapter where it is not resident; a running adapter must end first if all
-    places are taken.
+    """Loading the request's LoRA adapter where it is not resident; where all places are in use, the requests of
+    one adapter must end first.
 
-    Source: the engine's list of adapters, and adapters that we sent requests for in the last seconds.
+    Resident are the adapters last asked for, as many as the engine has places: engines displace the one longest
+    unused. Our own requests know this before any scrape. Source: our requests and open leases, the engine's
+    number of places, and its list for what others use.
     """
 
     name = "adapter"
@@ -196,25 +209,37 @@ class AdapterTerm:
         """Seconds to load an adapter: a 100 MB adapter from local disk or a warm page cache."""
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """0, or the loading time plus a completion interval where no place is free."""
+        """0, or the loading time plus the wait for a place where none is free."""
         adapter = query.adapter
         if not adapter:
             return [0.0] * len(scene.endpoints)
         column: list[float | None] = []
         for endpoint in scene.endpoints:
             state = endpoint.state
+            running = state.running_adapters if state is not None else None
+            places = state.max_lora if state is not None else None
             asked = endpoint.adapters.get(adapter)
-            if asked is not None and now - asked < _ADAPTER_FRESH_S:
+            fresh = asked is not None and now - asked < _ADAPTER_FRESH_S
+            if fresh or adapter in endpoint.adapter_leases:
                 column.append(0.0)
-            elif state is None or state.running_adapters is None:
+            elif state is None or running is None:
                 column.append(None)
-            elif adapter in state.running_adapters or adapter in (state.waiting_adapters or ()):
-                column.append(0.0)
             else:
-                full = state.max_lora is not None and len(state.running_adapters) >= state.max_lora
-                wait = endpoint.rates.completion_interval(endpoint.leases) if full else 0.0
-                column.append(self._load_s + min(wait, _MAX_INTERVAL_S))
+                last = islice(reversed(endpoint.adapters), places or 0)
+                resident = adapter in running or adapter in (state.waiting_adapters or ()) or adapter in last
+                column.append(0.0 if resident else self._load_s + self._wait_s(endpoint, running, places))
         return scene.blend(column)
+
+    def _wait_s(self, endpoint: Endpoint, running: frozenset[str], places: int | None) -> float:
+        """Until all requests of one adapter have ended, if every place is in use."""
+        used = endpoint.adapter_leases
+        others = sum(1 for name in running if name not in endpoint.adapters)
+        if places is None or len(used) + others < places:
+            return 0.0
+        fewest = 1 if others else min(used.values(), default=1)
+        # The last of n exponential times is as long as one of them times 1 + 1/2 + ... + 1/n.
+        longest = sum(1.0 / number for number in range(1, min(fewest, 100) + 1))
+        return min(endpoint.rates.service * longest, _MAX_INTERVAL_S)
 
 
 class DecodeTerm:
