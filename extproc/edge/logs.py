@@ -91,6 +91,8 @@ class Logs:
         self._before = root.level, list(root.handlers)
         root.handlers = [self._handler]
         root.setLevel(level.upper())
+        # It tells every event it sees, our own log file's among them.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
         self._listener.start()
 
     @property

@@ -4,8 +4,8 @@ Rules of this file:
 
 - what counts is each file's identity, size and time, seen through symbolic links (a Kubernetes ConfigMap
   swaps a link);
-- system events only wake us, and a poll every two seconds does so where there are none (network file systems,
-  a directory that does not exist yet);
+- system events wake us (of these names only: a log file may lie beside), and a poll every two seconds where
+  there are none (network file systems, a directory that does not exist yet);
 - a change is told when size and time have stood still for ``settle_s``: no half-written file, and an edit of
   two files is one change;
 - an absent file is a state like any other.
@@ -42,7 +42,8 @@ async def changes(
     known = dict(since if since is not None else fingerprint(watched))
     directories = {path.absolute().parent for path in watched}
     waker = asyncio.Event()
-    tasks = [asyncio.create_task(_wake(directory, waker)) for directory in sorted(directories)]
+    names = frozenset(path.name for path in watched)
+    tasks = [asyncio.create_task(_wake(directory, names, waker)) for directory in sorted(directories)]
     try:
         while True:
             current = await asyncio.to_thread(fingerprint, watched)
@@ -62,13 +63,19 @@ async def changes(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _wake(directory: Path, waker: asyncio.Event) -> None:
-    """Set ``waker`` at every event in the directory, and at every poll."""
+async def _wake(directory: Path, names: frozenset[str], waker: asyncio.Event) -> None:
+    """Set ``waker`` at every event that concerns one of the names, and at every poll."""
+
+    def concerns(_: watchfiles.Change, path: str) -> bool:
+        name = os.path.basename(path)
+        # Kubernetes swaps the link `..data`, not the file's own name.
+        return name in names or name.startswith("..")
+
     while True:
         with contextlib.suppress(OSError, RuntimeError):
             async for _ in watchfiles.awatch(
                 directory,
-                watch_filter=None,
+                watch_filter=concerns,
                 recursive=False,
                 debounce=50,
                 step=20,

@@ -10,13 +10,14 @@ Rules of this file, in order:
    (configured or learnt from the engines), or the default pool when nothing is known of the models it serves;
 4. a model that nobody serves is a 404, whatever the path; a request that names none goes to the default pool.
 
+A route that names a model also rules requests for its aliases, or an alias would be a way around the route.
 Model names are opaque: ``a/b``, ``gpt-oss:120b`` and ``org/adapter@v1`` are never taken apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from extproc.api.request import Api, InferenceRequest
 from extproc.routing.pool import Pool
@@ -54,7 +55,7 @@ class Router:
         self, pools: Mapping[str, Pool], routes: Sequence[Route] = (), default_pool: str | None = None
     ) -> None:
         self.pools = dict(pools)
-        self.routes = tuple(route for route in routes if route.pool in self.pools)
+        self.routes = tuple(_with_aliases(route, self.pools) for route in routes if route.pool in self.pools)
         self._by_name = {route.name: route for route in self.routes}
         self._implicit = {name: Route(name, RouteMatch(), name) for name in self.pools}
         if default_pool is None and len(self.pools) == 1:
@@ -147,6 +148,16 @@ class Router:
     def _unserved(self, request: InferenceRequest, tenant: Tenant, pools: tuple[str, ...]) -> Rejection:
         known = sorted(model for pool in pools for model in self._served[pool] if tenant.may_use(model))
         return model_not_found(request.model or "", known)
+
+
+def _with_aliases(route: Route, pools: Mapping[str, Pool]) -> Route:
+    """The route, matching also the aliases of the models it names."""
+    models = route.match.models
+    aliases = pools[route.pool].aliases.items()
+    also = frozenset(alias for alias, target in aliases if target in models)
+    if also <= models:
+        return route
+    return replace(route, match=replace(route.match, models=models | also))
 
 
 def _served_names(pool: Pool) -> dict[str, _Served]:

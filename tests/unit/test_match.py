@@ -206,3 +206,12 @@ def test_a_match_is_always_for_a_name_its_pool_knows(
         assert answer.splice in (None, pool.aliases.get(model))
     else:
         assert answer.splice is None
+
+
+def test_a_route_by_model_also_rules_the_aliases_of_that_model() -> None:
+    pool = Pool("llama", models=("llama-3",), aliases={"gpt-4o-mini": "llama-3"})
+    free = Route("free", RouteMatch(models=frozenset({"llama-3"})), "llama")
+    router = Router({"llama": pool}, (free,))
+    match = router.match(asking("gpt-4o-mini"), ANONYMOUS)
+    assert isinstance(match, Match)
+    assert (match.route.name, match.splice) == ("free", "llama-3")
