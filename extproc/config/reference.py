@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from extproc.config.schema import Settings
 from extproc.config.schema.base import Section, Written
+from extproc.config.schema.settings import START_ONLY
 from extproc.config.validation import section_of
 from extproc.scheduling import registry
 
@@ -38,7 +39,11 @@ at once; on a bad one it keeps what it has, logs why and counts it. `extproc che
 - Addresses are `HOST:PORT` (IPv6 in brackets) or `unix:PATH`.
 - Unknown and duplicate keys are errors. Only `true` and `false` are booleans. Merge keys (`<<`) are not
   understood; anchors and aliases are.
+- Sections and keys that say *Taken at start* keep the values they had when extproc started; a change needs a
+  restart. All others follow the file while extproc runs.
 """
+
+_AT_START = " *Taken at start.*"
 
 _EXAMPLE = """\
 ## Example
@@ -68,7 +73,8 @@ def render() -> str:
 def _sections(model: type[Section], key: str) -> Iterator[str]:
     """The table of one model, then those of the models below it."""
     title = f"## `{key}`" if key else "## Top level"
-    lines = [title, "", " ".join((model.__doc__ or "").split()), ""]
+    at_start = any(key == name or key.startswith(f"{name}.") for name in START_ONLY)
+    lines = [title, "", " ".join((model.__doc__ or "").split()) + (_AT_START if at_start else ""), ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     below: list[tuple[type[Section], str]] = []
     for name, field in model.model_fields.items():
@@ -77,6 +83,8 @@ def _sections(model: type[Section], key: str) -> Iterator[str]:
         if inner is not None:
             below.append((inner, path))
         meaning = " ".join((field.description or "").split())
+        if (f"{key}.{name}" if key else name) in START_ONLY:
+            meaning += _AT_START
         lines.append(
             f"| `{name}` | {_type(field, path)} | {_default(field)} | {meaning} |".replace("|  |", "| |")
         )

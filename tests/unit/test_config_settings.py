@@ -13,6 +13,7 @@ from extproc.config import reference
 from extproc.config.problem import ConfigError
 from extproc.config.schema import Settings
 from extproc.config.schema.base import show_bytes, show_seconds
+from extproc.config.schema.settings import START_ONLY
 from extproc.config.validation import settings_from
 from extproc.config.yaml_source import Document, read
 
@@ -220,6 +221,17 @@ def test_settings_cannot_be_changed() -> None:
 
 def test_the_reference_is_what_the_schema_says() -> None:
     assert reference.main(["--check"]) == 0, "run `python -m extproc.config.reference`"
+
+
+@pytest.mark.parametrize("name", START_ONLY)
+def test_what_is_taken_at_start_is_a_key_and_says_so_in_the_reference(name: str) -> None:
+    value: object = Settings()
+    for step in name.split("."):
+        value = getattr(value, step)
+    above, _, key = name.rpartition(".")
+    table = reference.render().partition(f"## `{above}`\n" if above else "## Top level\n")[2]
+    row = next(line for line in table.splitlines() if line.startswith(f"| `{key}` |"))
+    assert "Taken at start" in row
 
 
 def test_every_key_has_a_meaning_in_the_reference() -> None:

@@ -26,6 +26,27 @@ from extproc.config.schema.release import Releases
 from extproc.config.schema.tracing import Tracing
 from extproc.config.schema.traffic import IdentitySettings, RateLimits, Tenants, Tiers
 
+START_ONLY: tuple[str, ...] = (
+    "listen",
+    "envoy.live",
+    "envoy.admin",
+    "limits",
+    "scrape",
+    "feedback",
+    "index",
+    "kv_events",
+    "tokenizers",
+    "decisions",
+    "releases",
+    "responses",
+    "logging.level",
+    "logging.format",
+    "tracing",
+    "state_dir",
+)
+"""Keys that are read when extproc starts; a change of them takes effect with the next start. A section's name stands for
+all its keys. Everything else follows the files while extproc runs."""
+
 
 class Settings(Section):
     """Everything is optional: without `extproc.yaml` pools come from the metadata of the clusters alone."""

@@ -11,7 +11,7 @@ from extproc.config.schema.base import Section, shown, wrong
 
 
 class Tracing(Section):
-    """OpenTelemetry traces (docs/tracing.md). Taken at start; without `endpoint` there are none, and they cost nothing."""
+    """OpenTelemetry traces (docs/tracing.md). Without `endpoint` there are none, and they cost nothing."""
 
     endpoint: str | None = None
     """OTLP/HTTP address of a collector, like `http://collector:4318`; `/v1/traces` is added where there is no path."""
