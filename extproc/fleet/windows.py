@@ -3,7 +3,7 @@ memory.
 
 Rules of this file: a window is a ring of parts; a part is cleared when its time comes round again. Durations
 are counted in bins a third of an octave wide, so a quantile is right to about 12 %. Neutral outcomes (the
-client's doing) count neither for nor against an endpoint.
+client's doing) are counted, but neither for nor against an endpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PER_OCTAVE = 3
 
 
 class _Part:
-    __slots__ = ("bins", "done", "failed", "number", "tokens", "ttft_count", "ttft_sum")
+    __slots__ = ("bins", "done", "failed", "neutral", "number", "tokens", "ttft_count", "ttft_sum")
 
     def __init__(self) -> None:
         self.number = -1
@@ -30,6 +30,7 @@ class _Part:
         self.number = number
         self.done = 0
         self.failed = 0
+        self.neutral = 0
         self.tokens = 0
         self.ttft_count = 0
         self.ttft_sum = 0.0
@@ -59,6 +60,7 @@ class Window:
         if part.number != number:
             part.clear(number)
         if outcome is Outcome.NEUTRAL:
+            part.neutral += 1
             return
         if outcome is Outcome.FAILURE:
             part.failed += 1
@@ -83,8 +85,8 @@ class Window:
         return done / (done + failed) if done + failed else None
 
     def ended(self, now: float) -> int:
-        """Requests that ended, well or not."""
-        return sum(part.done + part.failed for part in self._live(now))
+        """Requests that ended in whatever way: successes, failures, 4xx answers, clients that left."""
+        return sum(part.done + part.failed + part.neutral for part in self._live(now))
 
     def duration_s(self, quantile: float, now: float) -> float | None:
         """Quantile of the durations of successes; None without any."""
