@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from extproc.fleet_commands import DEFAULT_ADMIN
+from extproc.fleet_commands import DEFAULT_ADMIN, Admin
 from extproc.fleet_commands import app as fleet_app
 from extproc.release_commands import app as release_app
 from extproc.replay.cli import replay
@@ -24,7 +24,6 @@ app = typer.Typer(
 )
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="extproc.yaml; need not exist (all defaults).")]
-Admin = Annotated[str, typer.Option("--admin", help="Admin address of a running extproc.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON once and exit.")]
 
 app.add_typer(fleet_app, name="fleet")

@@ -11,13 +11,29 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 DEFAULT_ADMIN = "http://127.0.0.1:9902"
+ADMIN_VARIABLE = "EXTPROC_ADMIN"
 TOKEN_VARIABLE = "EXTPROC_ADMIN_TOKEN"
 
 app = typer.Typer(
     help="Live view of the endpoints; drain, undrain, register and remove them.", add_completion=False
 )
 
-Admin = Annotated[str, typer.Option("--admin", help="Admin address of a running extproc.")]
+Admin = Annotated[
+    str,
+    typer.Option(
+        "--admin", envvar=ADMIN_VARIABLE, metavar="HOST:PORT", help="Admin address of a running extproc."
+    ),
+]
+AdminHere = Annotated[
+    str,
+    # Not from the environment: that would win over the option given before the command.
+    typer.Option(
+        "--admin",
+        metavar="HOST:PORT",
+        show_default=False,
+        help=f"Admin address of a running extproc; default: {ADMIN_VARIABLE}, else {DEFAULT_ADMIN}.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON once and exit.")]
 TokenFile = Annotated[
     Path | None,
@@ -45,7 +61,7 @@ def fleet(context: typer.Context, admin: Admin = DEFAULT_ADMIN, json: AsJson = F
 @app.command()
 def queue(
     context: typer.Context,
-    admin: Admin = "",
+    admin: AdminHere = "",
     json: AsJson = False,
 ) -> None:
     """Live view of the requests that wait: pool, priority, tenant."""
@@ -53,7 +69,7 @@ def queue(
     from extproc.queue_view import run_queue
 
     try:
-        run_queue(admin or context.obj or DEFAULT_ADMIN, json_output=json, once=not sys.stdout.isatty())
+        run_queue(admin or context.obj, json_output=json, once=not sys.stdout.isatty())
     except AdminError as error:
         _fail(str(error))
 
@@ -65,7 +81,7 @@ def drain(
     deadline: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for running requests; 0 does not wait.")
     ] = 600.0,
-    admin: Admin = "",
+    admin: AdminHere = "",
     token_file: TokenFile = None,
 ) -> None:
     """No new requests; wait until what runs there has ended. Exit code 2 when the deadline passed first."""
@@ -78,7 +94,9 @@ def drain(
 
 
 @app.command()
-def undrain(context: typer.Context, endpoint: Name, admin: Admin = "", token_file: TokenFile = None) -> None:
+def undrain(
+    context: typer.Context, endpoint: Name, admin: AdminHere = "", token_file: TokenFile = None
+) -> None:
     """Give a drained endpoint requests again, once it is ready."""
     _print(_post(context, admin, token_file, "/fleet/undrain", {"endpoint": endpoint})["endpoints"])
 
@@ -98,7 +116,7 @@ def register(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Any other key of the metadata, value as JSON."),
     ] = None,
-    admin: Admin = "",
+    admin: AdminHere = "",
     token_file: TokenFile = None,
 ) -> None:
     """Add an endpoint while everything serves. It is published to Envoy and survives restarts."""
@@ -122,7 +140,9 @@ def register(
 
 
 @app.command()
-def remove(context: typer.Context, endpoint: Name, admin: Admin = "", token_file: TokenFile = None) -> None:
+def remove(
+    context: typer.Context, endpoint: Name, admin: AdminHere = "", token_file: TokenFile = None
+) -> None:
     """Forget a registered endpoint; its running requests end or meet the deadline."""
     _print(_post(context, admin, token_file, "/fleet/remove", {"endpoint": endpoint})["endpoints"])
 
@@ -139,7 +159,7 @@ def _post(
 
     try:
         token = token_file.read_text().strip() if token_file is not None else os.environ.get(TOKEN_VARIABLE)
-        return send(admin or context.obj or DEFAULT_ADMIN, path, asked, token, timeout_s)
+        return send(admin or context.obj, path, asked, token, timeout_s)
     except (AdminError, OSError) as error:
         _fail(str(error))
 

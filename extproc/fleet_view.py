@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import time
@@ -30,33 +31,34 @@ class AdminError(Exception):
     """The admin address did not give what was asked for; the text is for people."""
 
 
+def admin_base(address: str) -> str:
+    """The URL that people mean by ``HOST:PORT`` or ``http://HOST:PORT/``. Raises :class:`AdminError`."""
+    url = (address if "://" in address else f"http://{address}").rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    except ValueError:
+        wrong = True
+    if wrong:
+        raise AdminError(f"admin address {address}: write HOST:PORT or http://HOST:PORT")
+    return url
+
+
 def fetch(admin_url: str, path: str, timeout_s: float = 5.0) -> Any:
     """JSON from the admin address. Raises :class:`AdminError`."""
-    url = admin_url.rstrip("/") + path
-    try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        raise AdminError(_told(error)) from error
-    except (OSError, ValueError) as error:
-        raise AdminError(f"no answer from {url}: {getattr(error, 'reason', error)}") from error
+    return _answer(urllib.request.Request(admin_base(admin_url) + path), timeout_s)
 
 
 def send(
     admin_url: str, path: str, body: Mapping[str, Any], token: str | None = None, timeout_s: float = 30.0
 ) -> Any:
     """Have the admin address do something; its JSON answer. Raises :class:`AdminError`."""
-    url = admin_url.rstrip("/") + path
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        admin_base(admin_url) + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     if token:
         request.add_header("authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        raise AdminError(_told(error)) from error
-    except (OSError, ValueError) as error:
-        raise AdminError(f"no answer from {url}: {getattr(error, 'reason', error)}") from error
+    return _answer(request, timeout_s)
 
 
 def run_fleet(
@@ -206,6 +208,18 @@ def _state(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def _backlog(row: Mapping[str, Any]) -> str:
     return f"{row['backlog_s']:.2f}" + ("~" if row["backlog_estimated"] and row["backlog_s"] else "")
+
+
+def _answer(request: urllib.request.Request, timeout_s: float) -> Any:
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise AdminError(_told(error)) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        told = getattr(reason, "strerror", None) or reason
+        raise AdminError(f"no answer from {request.full_url}: {told}") from error
 
 
 def _told(error: urllib.error.HTTPError) -> str:

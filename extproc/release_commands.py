@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from extproc.fleet_commands import DEFAULT_ADMIN, TOKEN_VARIABLE
+from extproc.fleet_commands import DEFAULT_ADMIN, TOKEN_VARIABLE, Admin
 
 app = typer.Typer(
     help="Releases: list, pause, promote, rollback; compare versions and shadow traffic.",
@@ -22,7 +22,6 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Admin = Annotated[str, typer.Option("--admin", help="Admin address of a running extproc.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TokenFile = Annotated[
     Path | None,
