@@ -59,8 +59,6 @@ _OWN_DETAILS = "gateway_"
 _GUARD_DETAILS = _OWN_DETAILS + TIMEOUT_REASON
 """But a guard's 504 ends a request that an engine had."""
 _IDLE_POLL_S = 0.25
-_NOTICE_S = 1.2
-"""Envoy's health check asks every half second and believes the second answer: until then it still sends requests."""
 
 
 class Gateway:
@@ -207,9 +205,9 @@ class Gateway:
 
     async def _drain(self, grace_s: float) -> None:
         """Wait until Envoy sends nothing more and everything begun has been answered."""
-        began = self.clock()
+        began, notice_s = self.clock(), self.live.snapshot.settings.listen.drain_notice
         while (waited := self.clock() - began) < grace_s:
-            heard = waited > _NOTICE_S or not self.access_log.counts.streams
+            heard = waited >= notice_s or not self.access_log.counts.streams
             if heard and not self.ext_proc.counts.in_flight and not self.guard.counts.streams:
                 return
             await asyncio.sleep(0.05)

@@ -128,10 +128,14 @@ def _with_headers(mutation: ep.CommonResponse, headers: Sequence[tuple[str, str]
     return out
 
 
-def rejection(rejected: Rejection, dialect: Dialect) -> ep.ProcessingResponse:
-    """An immediate response in the client's dialect. ``details`` begins with ``gateway_``: Envoy leaves its body alone."""
+def rejection(
+    rejected: Rejection, dialect: Dialect, more: Sequence[tuple[str, str]] = ()
+) -> ep.ProcessingResponse:
+    """An immediate response in the client's dialect, with ``more`` headers. ``details`` begins with ``gateway_``: Envoy
+    leaves its body alone.
+    """
     body, headers = errors.render(rejected, dialect)
-    return immediate(rejected.status, body, headers, f"gateway_{rejected.reason}")
+    return immediate(rejected.status, body, [*headers, *more], f"gateway_{rejected.reason}")
 
 
 def immediate(

@@ -26,7 +26,7 @@ from extproc.api.parse import BadRequest, parse
 from extproc.api.paths import classify
 from extproc.api.request import Dialect, InferenceRequest, RequestHead
 from extproc.edge import answers
-from extproc.edge.exchange import Exchange, State
+from extproc.edge.exchange import REQUEST_ID, Exchange, State
 from extproc.edge.gatekeeper import Hold
 from extproc.edge.stream_feedback import StreamFeedback
 from extproc.ledger import Ledger
@@ -79,7 +79,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         decide: Callable[[InferenceRequest, Tenant, Hold], Awaitable[Decision | Rejection]],
         prepare: Callable[[InferenceRequest, bytes | None, Tenant], Awaitable[None]] | None = None,
         reply: Callable[[RequestHead, Tenant | Rejection], ep.ProcessingResponse | None],
-        on_rejected: Callable[[InferenceRequest | None, Rejection], None],
+        on_rejected: Callable[[InferenceRequest | None, Rejection, str], None],
         ledger: Ledger,
         answers: answers.Answers,
         limits: StreamLimits,
@@ -125,7 +125,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                 "ext_proc stream failed", extra={"request_id": exchange.head.id if exchange.head else ""}
             )
             if exchange.state is not State.PASSING:
-                await context.write(self._refused(None, internal(), _dialect(exchange.head)))
+                await context.write(self._refused(exchange.head, internal()))
         finally:
             counts.in_flight -= 1
             counts.buffered_bytes -= visit.held
@@ -149,7 +149,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
             counts.messages += 1
             if exchange.state is State.HEADERS and counts.in_flight > self.limits.max_streams:
                 await context.write(
-                    self._refused(None, _overloaded("too many requests are being read"), None)
+                    self._refused(exchange.head, _overloaded("too many requests are being read"))
                 )
                 return
             if visit.feedback is not None:
@@ -160,7 +160,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                 self._account(exchange, visit)
                 if counts.buffered_bytes > self.limits.max_buffered_bytes:
                     await context.write(
-                        self._refused(None, _overloaded("too many bytes are being read"), None)
+                        self._refused(exchange.head, _overloaded("too many bytes are being read"))
                     )
                     return
             if exchange.state is State.DECIDING:
@@ -187,7 +187,8 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         if own is not None:
             return exchange.refuse(own)
         if isinstance(tenant, Rejection):
-            return exchange.refuse(self._refused(None, tenant, _dialect(head)))
+            unread = InferenceRequest(head, *classify(head.method, head.path))
+            return exchange.refuse(self._refused(head, tenant, unread))
 
         async def hold(seconds: float) -> None:
             for out in exchange.hold(seconds):
@@ -203,7 +204,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
                 self.counts.buffered_bytes += len(request.plain)
                 if self.counts.buffered_bytes > self.limits.max_buffered_bytes:
                     overloaded = _overloaded("too many bytes are being read")
-                    return exchange.refuse(self._refused(request, overloaded, request.dialect))
+                    return exchange.refuse(self._refused(head, overloaded, request, tenant.name))
             if self._on_read is not None:
                 self._on_read(request, visit.began)
             if self._prepare is not None:
@@ -212,8 +213,7 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         except BadRequest as error:
             decided = error.rejection
         if isinstance(decided, Rejection):
-            dialect = request.dialect if request is not None else _dialect(head)
-            return exchange.refuse(self._refused(request, decided, dialect))
+            return exchange.refuse(self._refused(head, decided, request, tenant.name))
         assert request is not None
         visit.lease_id = decided.lease.id
         if self._stay:
@@ -246,10 +246,16 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         return reading()
 
     def _refused(
-        self, request: InferenceRequest | None, rejection: Rejection, dialect: Dialect | None
+        self,
+        head: RequestHead | None,
+        rejection: Rejection,
+        request: InferenceRequest | None = None,
+        tenant: str = "",
     ) -> ep.ProcessingResponse:
-        self._on_rejected(request, rejection)
-        return answers.rejection(rejection, dialect or Dialect.OPENAI)
+        self._on_rejected(request, rejection, tenant)
+        dialect = request.dialect if request is not None else _dialect(head)
+        shown = head is not None and "id" in self._answers.response_headers
+        return answers.rejection(rejection, dialect, [(REQUEST_ID, head.id)] if head and shown else [])
 
     def _account(self, exchange: Exchange, visit: _Visit) -> None:
         held = exchange.held_bytes

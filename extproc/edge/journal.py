@@ -54,7 +54,7 @@ class Journal:
         if self.tracing is not None:
             self.tracing.traces.considered(considered, now)
 
-    def rejected(self, request: InferenceRequest | None, rejection: Rejection) -> None:
+    def rejected(self, request: InferenceRequest | None, rejection: Rejection, tenant: str = "") -> None:
         """We answered with an error; ``request`` is None when it was refused before it was read."""
         record = self.ring.find(request.id) if request is not None else None
         pool = record.pool if record is not None else ""
@@ -64,7 +64,7 @@ class Journal:
         if self.tracing is not None and request is not None:
             self.tracing.traces.refused(request.id, rejection)
         if request is not None and record is None:
-            record = record_of_rejection(request, rejection, time.time())
+            record = record_of_rejection(request, rejection, time.time(), tenant)
             self.ring.add(record)
         if record is not None:
             self._write(record)

@@ -125,7 +125,9 @@ def record_of(considered: Considered, at: float, took_us: float) -> DecisionReco
     return record
 
 
-def record_of_rejection(request: InferenceRequest, rejection: Rejection, at: float) -> DecisionRecord:
+def record_of_rejection(
+    request: InferenceRequest, rejection: Rejection, at: float, tenant: str = ""
+) -> DecisionRecord:
     """The record of a request that was refused before any endpoint was looked at."""
     return DecisionRecord(
         request.id,
@@ -134,6 +136,7 @@ def record_of_rejection(request: InferenceRequest, rejection: Rejection, at: flo
         model=(request.model or "")[:200],
         stream=request.stream,
         prompt_bytes=request.prompt.size,
+        tenant=tenant,
         media=request.prompt.media,
         rejection=rejection,
     )

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from extproc.config.address import parse_address
-from extproc.config.schema.base import AddressText, FilePath, Section, wrong
+from extproc.config.schema.base import AddressText, Duration, FilePath, Section, wrong
 
 
 class GrpcTls(Section):
@@ -30,6 +30,9 @@ class Listen(Section):
     """Explicit word that `grpc` may be reachable from other machines without mutual TLS."""
     grpc_tls: GrpcTls | None = None
     """Mutual TLS for `grpc`."""
+    drain_notice: Duration = 0.0
+    """How long extproc goes on deciding after SIGTERM. Alone behind an Envoy it had better be gone (and back) at
+    once; where another takes over, `1.5s` let Envoy's health check notice first, and no request is refused."""
     admin: AddressText = "127.0.0.1:9902"
     """Admin HTTP: /metrics, /livez, /readyz, fleet, decisions."""
     admin_token_file: FilePath | None = None
