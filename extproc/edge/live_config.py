@@ -24,6 +24,7 @@ from pathlib import Path
 
 from extproc.config.load import load
 from extproc.config.problem import ConfigError, Problem
+from extproc.config.schema.settings import START_ONLY, Settings
 from extproc.config.snapshot import Snapshot
 from extproc.edge.publisher import Publication, Publisher
 from extproc.edge.resolver import Resolver
@@ -54,6 +55,7 @@ class LiveConfig:
         self.problems: tuple[Problem, ...] = ()
         """Of the last attempt; empty when it was taken."""
         self.config_path = config_path
+        self._started_with = snapshot.settings
         self._publisher = publisher
         self._resolver = Resolver(snapshot.clusters.dns)
         self._install = install
@@ -121,6 +123,8 @@ class LiveConfig:
             log.info("configuration taken", extra={"generation": snapshot.generation, "envoy": outcome.value})
             for warning in snapshot.warnings:
                 log.warning(str(warning))
+            for key in waiting_for_a_start(self._started_with, snapshot.settings):
+                log.warning("this key changes with the next start of extproc only", extra={"key": key})
             self._finish_removal(snapshot)
             return ()
 
@@ -221,6 +225,18 @@ class LiveConfig:
         ]
         if problems:
             raise ConfigError(problems)
+
+
+def waiting_for_a_start(started_with: Settings, now: Settings) -> list[str]:
+    """Keys whose written value is not the one in use, since they are taken at start only."""
+    return [key for key in START_ONLY if _at(started_with, key) != _at(now, key)]
+
+
+def _at(settings: Settings, key: str) -> object:
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
 
 
 async def _logged(waiting: Awaitable[bool]) -> None:
