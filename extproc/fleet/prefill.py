@@ -27,7 +27,7 @@ _LEAST = 1e-6
 _MOST = 1e-3
 _WINDOW = 96
 _EVERY = 8
-_STEPS = (0.83, 0.91, 1.0, 1.1, 1.2)
+_STEPS = (0.7, 0.85, 1.0, 1.18, 1.43)
 _PULL = 0.01
 """How much better a fit must be, in log seconds, to move the share by a factor of e from the prior."""
 _APART = 4.0

@@ -100,8 +100,8 @@ class Rates:
     @property
     def step_s(self) -> float:
         """Seconds that a prompt costs beside its tokens: the step it is computed in makes a token for every
-        stream too."""
-        return self.pace.level if self.pace.known else self.overhead
+        stream too. The pace of streams holds some prefill, TTFT holds some waiting: the lower counts."""
+        return min(self.pace.level, self.overhead) if self.pace.known else self.overhead
 
     @property
     def measured(self) -> float:
