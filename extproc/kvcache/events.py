@@ -103,7 +103,7 @@ def time_of(payload: bytes) -> float:
 def _open(payload: bytes) -> tuple[float, list[Any]]:
     try:
         outer = _decode(payload)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WireError("no msgpack") from error
     if isinstance(outer, Mapping):
         at, rows = outer.get("ts"), outer.get("events")

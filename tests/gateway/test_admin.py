@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import resource
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -14,6 +17,7 @@ from aiohttp import web
 from rich.console import Console
 
 from extproc.edge.admin import AdminParts, build_admin, masked
+from extproc.edge.http_server import HttpServer
 from extproc.edge.loop_lag import LoopLag
 from extproc.engines.state import EngineState
 from extproc.fleet.endpoint import EndpointSpec
@@ -23,6 +27,7 @@ from extproc.routing.rejection import model_not_found
 from extproc.telemetry.decision import DecisionRecord
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.ring import DecisionRing
+from tests.gateway.envoy_process import free_port, until
 
 
 @dataclass
@@ -214,3 +219,26 @@ def test_loop_lag_keeps_the_worst_of_the_last_ten_seconds() -> None:
     for seconds in (0.3, 0.1, 0.0, 0.0, 0.0):
         lag.saw(seconds)
     assert [worst for _, worst in seen] == [0.3, 0.3, 0.3, 0.3, 0.1]
+
+
+async def test_without_file_descriptors_the_log_does_not_fill(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    server = HttpServer(f"127.0.0.1:{port}", web.Application())
+    await server.start()
+    clients = [socket.socket() for _ in range(40)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(client.fileno() for client in clients) + 1, before[1]))
+    try:
+        for client in clients:
+            client.setblocking(False)
+            assert client.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS)
+        await until(
+            lambda: "out of system resource" in caplog.text, 5.0, "asyncio has nothing to accept with"
+        )
+        await asyncio.sleep(0)
+        assert caplog.text.count("out of system resource") < 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for client in clients:
+            client.close()
+        await server.stop()

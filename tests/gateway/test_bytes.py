@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -214,3 +215,21 @@ async def test_the_prompt_does_not_choose_the_model(lab: Lab) -> None:
     assert (await lab.post(chat(text)))[0] == 200
     decisions = (await lab.extproc.get("/decisions?count=1"))["decisions"]
     assert decisions[0]["pool"] == "pool"
+
+
+async def test_a_hundred_headers_arrive(lab: Lab) -> None:
+    many = {f"x-many-{number}": "1" for number in range(100)}
+    assert (await lab.post(**many))[0] == 200
+    (received,) = posts(lab)
+    assert many.items() <= received.headers.items()
+
+
+async def test_http_1_0_is_served_as_proxies_speak_it(lab: Lab) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", lab.gateway.envoy.port)
+    body = chat()
+    writer.write(b"POST /v1/chat/completions HTTP/1.0\r\nHost: gateway\r\nContent-Type: application/json\r\n")
+    writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    head, _, reply = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    assert b" 200 " in head.splitlines()[0]
+    assert json.loads(reply)["object"] == "chat.completion"

@@ -134,6 +134,11 @@ def test_what_is_no_batch_is_an_error(value: Any) -> None:
         decode(packed(value))
 
 
+def test_a_message_nested_too_deep_is_no_batch() -> None:
+    with pytest.raises(WireError):
+        decode(b"\x91" * 100_000)
+
+
 @given(st.binary(max_size=60))
 def test_no_bytes_break_the_reader(payload: bytes) -> None:
     with contextlib.suppress(WireError):
