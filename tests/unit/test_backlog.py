@@ -161,3 +161,34 @@ def test_a_step_of_tokens_is_what_counters_may_not_show_yet() -> None:
         backlog.add(100, 0.0, RATE)
     backlog.observe(scrape(60.0, first=0), scrape(59.0, first=0), 60.0, RATE)
     assert backlog.tokens(60.0, RATE) == 10_000 - STEP_TOKENS
+
+
+def test_work_and_tokens_are_told_apart() -> None:
+    backlog = Backlog()
+    for _ in range(200):
+        backlog.add(3000, 0.0, RATE, tokens=1000)
+    assert math.isclose(backlog.per_token, 3.0, rel_tol=0.01)
+
+
+def run_with_counters_behind_by(lag: float) -> Backlog:
+    """One request a second, each half a second of work; scrapes every second show first tokens ``lag`` seconds late."""
+    backlog = Backlog()
+    for now in range(200):
+        shown, before = max(now - 1 - lag, 0), max(now - 2 - lag, 0)
+        backlog.observe(scrape(now, first=int(shown)), scrape(now - 1, first=int(before)), now, RATE)
+        backlog.add(500 + now / 1000, now, RATE)
+        if now >= 10:
+            # The request of ten seconds ago ended; its first token came a second after it was sent.
+            backlog.remove(500 + (now - 10) / 1000, now, RATE, started_at=now - 9.0)
+    return backlog
+
+
+def test_the_lag_of_counters_is_learned_from_ends() -> None:
+    assert run_with_counters_behind_by(0.0).lag < 1.5
+    assert 3.5 < run_with_counters_behind_by(5.0).lag < 7.0
+
+
+def test_late_counters_do_not_bind_the_level_from_below() -> None:
+    late = run_with_counters_behind_by(5.0)
+    assert late.unstarted >= 5
+    assert late.tokens(200.0, RATE) == 0

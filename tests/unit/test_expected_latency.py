@@ -102,6 +102,48 @@ def test_an_adapter_costs_where_it_is_not_resident() -> None:
     assert terms(free, query())["adapter s"] == 0.0
 
 
+def test_adapters_last_asked_for_are_resident_however_old_the_scrape() -> None:
+    target = scraped(endpoint(0), running_adapters=frozenset(), max_lora=2)
+    for at, name in enumerate(["a", "b", "c"]):
+        target.asked_for(name, at - 60.0)
+    found = {name: terms(target, query(adapter=name))["adapter s"] for name in "abc"}
+    assert (found["a"] > 0.0, found["b"], found["c"]) == (True, 0.0, 0.0)
+
+
+def test_a_place_is_waited_for_while_our_own_leases_use_them_all() -> None:
+    target = scraped(endpoint(0), running_adapters=frozenset(), max_lora=1)
+    asked = query(adapter="new")
+    target.asked_for("old", 0.0)
+    target.adapter_leased("old", 2)
+    assert terms(target, asked)["adapter s"] == pytest.approx(0.5 + 4.0 * 1.5)
+    target.adapter_leased("old", -2)
+    assert terms(target, asked)["adapter s"] == pytest.approx(0.5)
+    assert target.adapter_leases == {}
+
+
+def test_where_requests_wait_uncached_work_counts_for_those_behind_it() -> None:
+    idle = terms(endpoint(0), query(prompt=8000))["prefill s"]
+    busy = endpoint(0)
+    for _ in range(7):
+        give(busy, 100)
+    assert terms(busy, query(prompt=8000))["prefill s"] == pytest.approx(idle * 6)
+
+
+def test_what_waits_does_not_make_a_slow_replica_slower_than_it_is() -> None:
+    slow, fast = endpoint(0), endpoint(1)
+    for at in range(12):
+        slow.rates.observe_first_token(4000, 0.02 + 4000 / 1600, 0.0, at * 0.1)
+    for each in (slow, fast):
+        for _ in range(10):
+            give(each, 100)
+    own = [
+        terms(each, query(prompt=8000), now=2.0, peers=(other,))
+        for each, other in ((slow, fast), (fast, slow))
+    ]
+    apart = own[0]["prefill s"] - own[1]["prefill s"]
+    assert apart == pytest.approx(8000 / slow.rates.prefill - 8000 / fast.rates.prefill, rel=0.01)
+
+
 def test_unknown_counts_as_the_mean_of_the_known() -> None:
     unknown, busy, idle = endpoint(0), scraped(endpoint(1), kv_usage=0.99), scraped(endpoint(2), kv_usage=0.1)
     assert terms(unknown, query(), peers=(busy, idle))["pressure s"] == pytest.approx(2.0)

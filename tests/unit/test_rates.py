@@ -317,3 +317,39 @@ def test_adapters_asked_for_are_remembered_up_to_a_cap() -> None:
         endpoint.asked_for(f"adapter-{number}", 1.0)
     assert len(endpoint.adapters) == 64
     assert "adapter-999" in endpoint.adapters
+
+
+def test_what_an_engine_computed_is_the_least_it_can_do() -> None:
+    rates = Rates(8000.0)
+    for at in range(12):
+        rates.observe_least(30_000.0, at)
+    assert rates.prefill_at(12.0) == pytest.approx(30_000, rel=0.2)
+    known = rates.prefill
+    rates.observe_least(2000.0, 12.5)
+    assert rates.prefill == known
+
+
+def test_a_request_that_waited_behind_a_guess_teaches_no_rate() -> None:
+    rates = Rates(8000.0)
+    for at in range(12):
+        rates.observe_first_token(4000, 0.1, 2000.0, at * 0.1)
+    assert rates.prefill_at(2.0) == 8000.0
+
+
+def test_a_fleet_that_starts_learns_together() -> None:
+    fleet = [Rates(8000.0) for _ in range(4)]
+    for rates in fleet[:3]:
+        teach(rates, 30_000.0, samples=1)
+    share(fleet, 8000.0, 1.0)
+    assert fleet[3].prefill_at(2.0) == pytest.approx(30_000, rel=0.01)
+
+
+def test_the_step_of_a_prompt_is_the_lower_of_two_upper_bounds() -> None:
+    rates = Rates(8000.0)
+    assert rates.step_s == rates.overhead
+    for _ in range(10):
+        rates.pace.observe(0.3, 5.0)
+    assert rates.step_s == rates.overhead
+    for _ in range(200):
+        rates.pace.observe(0.01, 5.0)
+    assert rates.step_s == pytest.approx(0.01, rel=0.05)
