@@ -1,7 +1,7 @@
 """The few keys of a JSON body that routing reads, as raw slices, and tolerant readers of such slices.
 
 A reader never refuses: a value of a surprising type reads as None and the engine judges it. Keys that are not
-named here are skipped without being decoded.
+named here are skipped without being decoded. Most keys are absent in most bodies: every reader asks for that first.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ def opens(raw: Raw) -> bytes:
 
 def text(raw: Raw) -> str | None:
     """A JSON string; None for anything else."""
+    if raw is ABSENT:
+        return None
     return _string.decode(raw) if opens(raw) == b'"' else None
 
 
 def label(raw: Raw) -> str | None:
     """A non-empty string that will be a map key: a long one is replaced by its digest."""
-    return bounded(text(raw))
+    return None if raw is ABSENT else bounded(text(raw))
 
 
 def bounded(value: str | None) -> str | None:
@@ -102,7 +104,7 @@ def flag(raw: Raw) -> bool:
 
 def member(raw: Raw, key: str) -> Raw:
     """One key of a JSON object; absent when ``raw`` is no object or lacks it."""
-    return members(raw).get(key, ABSENT)
+    return ABSENT if raw is ABSENT else members(raw).get(key, ABSENT)
 
 
 def members(raw: Raw) -> dict[str, Raw]:

@@ -182,14 +182,11 @@ def _read_model_only(request: InferenceRequest, body: bytes) -> None:
 def _fill(request: InferenceRequest, body: Body) -> None:
     request.model = fields.text(body.model) or None
     request.stream = fields.flag(body.stream)
-    request.max_tokens = next(
-        (
-            count
-            for raw in (body.max_completion_tokens, body.max_tokens, body.max_output_tokens)
-            if raw is not fields.ABSENT and (count := fields.count(raw)) is not None
-        ),
-        None,
-    )
+    request.max_tokens = None
+    for raw in (body.max_completion_tokens, body.max_tokens, body.max_output_tokens):
+        if raw is not fields.ABSENT and (count := fields.count(raw)) is not None:
+            request.max_tokens = count
+            break
     request.session = (
         request.session
         or fields.label(body.session_id)

@@ -40,6 +40,12 @@ _READS = frozenset({"GET", "HEAD"})
 
 def classify(method: str, path: str) -> tuple[Api, Dialect]:
     """The API family and the dialect of its errors; ``path`` is without the query string."""
+    if method == "POST" and (usual := _USUAL.get(path)) is not None:
+        return usual
+    return _classify(method, path)
+
+
+def _classify(method: str, path: str) -> tuple[Api, Dialect]:
     path = unquote(path, errors="replace").rstrip("/") or "/"
     if method in _READS:
         if path == "/health":
@@ -52,6 +58,12 @@ def classify(method: str, path: str) -> tuple[Api, Dialect]:
         return (Api.TOKENIZE if messages[1] else Api.MESSAGES), Dialect.ANTHROPIC
     segments = tuple(path.rsplit("/", 2)[-2:])
     return _ENDINGS.get(segments) or _ENDINGS.get(segments[-1:], Api.OTHER), Dialect.OPENAI
+
+
+_USUAL = {
+    path: _classify("POST", path) for path in ("/v1/messages", *("/v1/" + "/".join(e) for e in _ENDINGS))
+}
+"""Answers for the paths that nearly all requests have, known beforehand: each is asked for twice a request."""
 
 
 def own_answer(method: str, path: str) -> Api | None:

@@ -59,7 +59,7 @@ def build(api: Api, body: Body) -> Prompt:
     raw_size = 0
     for name, read in _READS.get(api, ()):
         raw: Raw = getattr(body, name)
-        if fields.is_given(raw):
+        if raw is not fields.ABSENT and fields.is_given(raw):
             raw_size += len(memoryview(raw))
             read(builder, name, raw)
     return builder.prompt(raw_size)
