@@ -158,10 +158,10 @@ class SlotsTerm:
     """Requests that must complete before this one may run, times the endpoint's completion interval.
 
     Counted are: requests waiting in the engine that our unstarted leases do not explain; requests beyond the
-    engine's slots once these are known; completions that free enough KV blocks when the prompt and those
-    before it do not fit. A queue that waits for slots or memory moves at completion rate, however fast
-    prefill is. Source: gauges and leases (:mod:`extproc.fleet.strangers`), learned intervals
-    (:mod:`extproc.fleet.rates`).
+    engine's slots once these are known; completions that free enough KV blocks when the prompt and those that
+    have not started do not fit: memory is wanted for whole prompts, however much of them may be computed by now.
+    A queue that waits for slots or memory moves at completion rate, however fast prefill is. Source: gauges and
+    leases (:mod:`extproc.fleet.strangers`), learned intervals (:mod:`extproc.fleet.rates`).
     """
 
     name = "slots"
@@ -170,7 +170,7 @@ class SlotsTerm:
         """``max(unexplained or beyond slots, beyond KV) * completion interval``."""
         column: list[float | None] = []
         prompt = query.prompt_tokens
-        for endpoint, backlog, matched in zip(scene.endpoints, scene.backlogs, scene.matched, strict=True):
+        for endpoint, matched in zip(scene.endpoints, scene.matched, strict=True):
             strangers = endpoint.strangers
             ahead = strangers.waiting
             if ahead is None:
@@ -182,7 +182,8 @@ class SlotsTerm:
                 if beyond > ahead:
                     ahead = beyond
             if strangers.free_tokens is not None:
-                short = prompt - matched + backlog / endpoint.backlog.per_token - strangers.free_tokens
+                waiting = endpoint.backlog.charged / endpoint.backlog.per_token
+                short = prompt - matched + waiting - strangers.free_tokens
                 if short > 0.0 and short > ahead * strangers.tokens_per_request:
                     ahead = short / strangers.tokens_per_request
             if ahead > 0.0:
