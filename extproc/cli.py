@@ -51,15 +51,20 @@ def demo(
     engine: Annotated[
         list[str] | None, typer.Option(help="Your own engine, http://HOST:PORT; may be repeated.")
     ] = None,
-    engines: Annotated[int, typer.Option(min=1, max=16, help="How many simulated engines.")] = 3,
-    model: Annotated[str, typer.Option(help="Model the engines serve.")] = "sim-llama",
+    engines: Annotated[
+        int | None, typer.Option(min=1, max=16, help="How many simulated engines; default: 3.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model of the simulated engines; with --engine: which of its models."),
+    ] = None,
 ) -> None:
     """Envoy, extproc and simulated engines on this machine, from one command. Ctrl-C stops all of it."""
     from extproc.demo import DemoError
     from extproc.demo import run as run_demo
 
     try:
-        asyncio.run(run_demo(port=port, admin_port=admin_port, own=engine or [], count=engines, model=model))
+        asyncio.run(run_demo(port=port, admin_port=admin_port, own=engine or (), count=engines, model=model))
     except DemoError as error:
         _fail(str(error))
 
@@ -80,6 +85,8 @@ def check(
     problems = look(config, bootstrap, envoy_binary=envoy_binary())
     for problem in problems:
         typer.echo(str(problem))
+    if bootstrap is None:
+        typer.echo(f"warning: {beside} not found, not checked; name it with --envoy")
     fatal = sum(problem.fatal for problem in problems)
     if fatal:
         _fail(f"{fatal} thing{'s' if fatal > 1 else ''} to mend")
