@@ -91,8 +91,8 @@ def _same_words(
         if model not in models:
             yield document.problem(
                 at,
-                f"model `{model}` is served by no pool{did_you_mean(model, list(models))}; "
-                "this says something only about an adapter of that name",
+                f"no pool serves model `{model}` (unless an engine reports an adapter of that name)"
+                f"{did_you_mean(model, list(models))}",
                 fatal=False,
             )
 
@@ -157,8 +157,8 @@ def _limits(settings: Settings, models: set[str], document: Document) -> Iterato
         if model not in models:
             yield document.problem(
                 ("rate_limits", "models", model),
-                f"model `{model}` is served by no pool{did_you_mean(model, list(models))}; "
-                "this limits only an adapter of that name",
+                f"no pool serves model `{model}` (unless an engine reports an adapter of that name), so this limits "
+                f"nothing{did_you_mean(model, list(models))}",
                 fatal=False,
             )
 

@@ -10,10 +10,12 @@ from extproc.config import traffic
 from extproc.config.schema.base import show_bytes, show_seconds
 from extproc.config.snapshot import Snapshot
 from extproc.limits.limit import Limit
+from extproc.routing.pool import Pool
+from extproc.routing.route import Route
 
 
 def explain(snapshot: Snapshot) -> Iterator[str]:
-    """Lines for people: admission of every pool, tenants, limits, schedules."""
+    """Lines for people: admission of every pool, routes in their order, tenants, limits, schedules."""
     settings = snapshot.settings
     for name in snapshot.pools:
         own = settings.pools[name].admission if name in settings.pools else None
@@ -22,9 +24,13 @@ def explain(snapshot: Snapshot) -> Iterator[str]:
         policy = snapshot.rules.policies[name]
         for field in fields(policy):
             yield f"  {field.name.removesuffix('_s')}: {_shown(field.name, getattr(policy, field.name))}"
+    for route in snapshot.routes:
+        yield from _route(route, snapshot.pools[route.pool])
     for name, tenant in sorted(traffic.tenants(settings).items()):
         models = "all models" if tenant.models is None else ", ".join(sorted(tenant.models))
         yield f"tenant {name}: tier {tenant.tier}, priority {tenant.priority}, weight {tenant.weight:g}, {models}"
+        wait = "as the pool says" if tenant.max_wait_s is None else show_seconds(tenant.max_wait_s)
+        yield f"  max_wait: {wait}"
         yield from _limit("  ", snapshot.rules.limits.tenants.get(name))
     limits = snapshot.rules.limits
     for kind, bound in (
@@ -45,6 +51,21 @@ def explain(snapshot: Snapshot) -> Iterator[str]:
             f"schedule {said.name}: {', '.join(said.days)}, {said.begin // 60:02}:{said.begin % 60:02} to "
             + (f"{said.end // 60:02}:{said.end % 60:02} {said.timezone}")
         )
+
+
+def _route(route: Route, pool: Pool) -> Iterator[str]:
+    match = route.match
+    asked = [
+        *(f"model {name}" for name in sorted(match.models)),
+        *(f"header {name}: {value}" for name, value in match.headers.items()),
+        *([f"path {match.path_prefix}"] if match.path_prefix else []),
+    ]
+    yield f"route {route.name}: {', '.join(asked) or 'every request'} -> pool {route.pool}"
+    yield f"  strategy: {route.strategy or f'{pool.strategy} (the pool)'}"
+    if route.model is not None:
+        yield f"  model: {route.model}"
+    if route.weights:
+        yield "  weights: " + ", ".join(f"{version} {share:g}" for version, share in route.weights.items())
 
 
 def _limit(indent: str, bound: Limit | None) -> Iterator[str]:

@@ -82,7 +82,8 @@ def problems(folder: Path, text: str) -> list[str]:
         ("schedules:\n- {name: n, tenants: {x: {rpm: 1}}}\n", "extproc.yaml:2: there is no tenant `x`."),
         (
             "rate_limits:\n  models: {m-bik: {rpm: 1}}\n",
-            "model `m-bik` is served by no pool; did you mean `m-big`?",
+            "no pool serves model `m-bik` (unless an engine reports an adapter of that name), so this limits "
+            "nothing; did you mean `m-big`?",
         ),
     ],
 )
@@ -117,7 +118,8 @@ def test_explain_prints_the_values_that_hold(folder: Path) -> None:
     (folder / "extproc.yaml").write_text(
         "admission: {preset: interactive}\n"
         "pools: {big: {admission: {max_wait: 3s}}}\n"
-        "tiers: {gold: {priority: 5, limits: {rpm: 60}}}\n"
+        "routes: [{name: r, match: {model: m-big, header: {X-A: b}}, pool: big, strategy: round-robin}]\n"
+        "tiers: {gold: {priority: 5, max_wait: 7s, limits: {rpm: 60}}}\n"
         "tenants: {a: {keys: ['file:keys'], tier: gold, models: m-big}}\n"
         "schedules: [{name: night, begin: 22:00, end: '06:00'}]\n"
     )
@@ -125,8 +127,10 @@ def test_explain_prints_the_values_that_hold(folder: Path) -> None:
     assert lines[0] == "pool big: preset interactive"
     assert "  max_wait: 3s" in lines
     assert "  max_ttft: 2s" in lines
-    assert "tenant a: tier gold, priority 5, weight 1, m-big" in lines
-    assert "  rpm 60" in lines
+    tenant = lines.index("tenant a: tier gold, priority 5, weight 1, m-big")
+    assert lines[tenant + 1 : tenant + 3] == ["  max_wait: 7s", "  rpm 60"]
+    route = lines.index("route r: model m-big, header x-a: b -> pool big")
+    assert lines[route + 1] == "  strategy: round-robin"
     assert lines[-1] == "schedule night: mon, tue, wed, thu, fri, sat, sun, 22:00 to 06:00 UTC"
 
 
