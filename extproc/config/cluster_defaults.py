@@ -7,6 +7,8 @@ Only what is absent is added; what the file says stands. Why each value:
 - high circuit breakers: Envoy's own (1,024 requests, 3 retries) would answer 503 where extproc has a queue
   and a retry budget;
 - ``override_host``: how extproc names the replica when a cluster has several; without a name, least requests;
+- options of the connections that stand at the cluster itself (Envoy's older place for them) move to where the others
+  are: Envoy reads the older place only where there is no newer one;
 - small buffers: a token stream never needs more, and thousands of streams then cost little memory.
 """
 
@@ -21,7 +23,7 @@ ENDPOINT_KEY = "x-gateway-destination-endpoint"
 """Metadata key (namespace ``envoy.lb``) and header of the endpoint list: the endpoint-picker protocol."""
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 
-_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _POLICIES = "envoy.extensions.load_balancing_policies"
 _LIMIT = 100_000
 _RETRIES = 1_000
@@ -38,7 +40,10 @@ def complete(cluster: dict[str, Any], *, list_hosts: bool, keep_alive_s: float) 
     _default(done, "dns_lookup_family", "V4_PREFERRED")
     _default(done, "per_connection_buffer_limit_bytes", 32768)
     key, options = field(done, "typed_extension_protocol_options")
-    done[key] = _http_options(options or {}, keep_alive_s)
+    options = dict(options or {})
+    if HTTP_OPTIONS not in options:
+        options[HTTP_OPTIONS] = _older_options(done)
+    done[key] = _http_options(options, keep_alive_s)
     key, breakers = field(done, "circuit_breakers")
     done[key] = _breakers(breakers or {})
     if list_hosts:
@@ -52,8 +57,22 @@ def _default(cluster: dict[str, Any], name: str, value: object) -> None:
         cluster[key] = value
 
 
+def _older_options(cluster: dict[str, Any]) -> dict[str, Any]:
+    """What ``cluster`` itself says of its connections, taken out of it and put as ``HttpProtocolOptions``."""
+    found: dict[str, Any] = {}
+    for name in ("common_http_protocol_options", "upstream_http_protocol_options"):
+        key, value = field(cluster, name)
+        if value is not None:
+            found[name] = cluster.pop(key)
+    for name in ("http2_protocol_options", "http_protocol_options"):
+        key, value = field(cluster, name)
+        if value is not None:
+            found.setdefault("explicit_http_config", {name: cluster.pop(key)})
+    return found
+
+
 def _http_options(options: dict[str, Any], keep_alive_s: float) -> dict[str, Any]:
-    http = {"@type": f"type.googleapis.com/{_HTTP}", **(options.get(_HTTP) or {})}
+    http = {"@type": f"type.googleapis.com/{HTTP_OPTIONS}", **(options.get(HTTP_OPTIONS) or {})}
     key, common = field(http, "common_http_protocol_options")
     common = dict(common or {})
     _default(common, "idle_timeout", f"{keep_alive_s * 0.8:g}s")
@@ -63,7 +82,7 @@ def _http_options(options: dict[str, Any], keep_alive_s: float) -> dict[str, Any
         for name in ("explicit_http_config", "auto_config", "use_downstream_protocol_config")
     ):
         http["explicit_http_config"] = {"http_protocol_options": {}}
-    return {**options, _HTTP: http}
+    return {**options, HTTP_OPTIONS: http}
 
 
 def _breakers(breakers: dict[str, Any]) -> dict[str, Any]:

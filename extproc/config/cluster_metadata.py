@@ -9,6 +9,7 @@ from typing import Any
 from extproc.config import envoy_message
 from extproc.config.problem import Problem
 from extproc.config.yaml_source import Document, NodePath
+from extproc.engines.registry import ENGINES
 from extproc.fleet.endpoint import EndpointSpec, Role
 
 NAMESPACE = "extproc"
@@ -87,8 +88,9 @@ def read_settings(
         try:
             read[key] = reader(given)
         except ValueError as error:
+            hint = envoy_message.did_you_mean(str(given), list(ENGINES)) if key == "engine" else ""
             problems.append(
-                document.problem((*path, key), f"`{key}` must be {error}, not `{str(given)[:60]}`")
+                document.problem((*path, key), f"`{key}` must be {error}, not `{str(given)[:60]}`{hint}")
             )
     return replace(inherited, **read), True
 
@@ -96,6 +98,12 @@ def read_settings(
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("text")
+    return value
+
+
+def _engine(value: object) -> str:
+    if not isinstance(value, str) or value not in ENGINES:
+        raise ValueError(f"one of {', '.join(ENGINES)}")
     return value
 
 
@@ -162,7 +170,7 @@ _READERS: dict[str, Callable[[object], object]] = {
     "pool": _text,
     "model": _names,
     "version": _version,
-    "engine": _text,
+    "engine": _engine,
     "weight": _above_zero,
     "max_concurrency": _whole(1, 1_000_000),
     "kv_events_port": _whole(1, 65_535),

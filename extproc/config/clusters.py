@@ -22,11 +22,12 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
-from extproc.config.cluster_defaults import complete
+from extproc.config.cluster_defaults import HTTP_OPTIONS, complete
 from extproc.config.cluster_metadata import ClusterSettings, read_settings
 from extproc.config.cluster_places import Places, host_port, is_ip, locate
 from extproc.config.cluster_tls import UpstreamTls, upstream_tls
 from extproc.config.envoy_message import field, parse
+from extproc.config.node import Node
 from extproc.config.problem import ConfigError, Problem
 from extproc.config.yaml_source import Document, NodePath, read_file
 from extproc.fleet.endpoint import EndpointSpec
@@ -277,16 +278,17 @@ class _Reading:
 
     def _check_idle_timeout(self, item: dict[str, Any], settings: ClusterSettings, path: NodePath) -> None:
         """An idle timeout above the engine's keep-alive loses requests."""
-        where: NodePath = path
-        value: object = item
-        for step in (
-            "typed_extension_protocol_options",
-            _HTTP,
-            "common_http_protocol_options",
-            "idle_timeout",
-        ):
-            key, value = field(value, step)
-            where = (*where, key)
+        newer = Node(self.document, path, item).at("typed_extension_protocol_options", HTTP_OPTIONS)
+        older = Node(self.document, path, item).at("common_http_protocol_options")
+        if newer and older:
+            self.problems.append(
+                older.problem(
+                    f"Envoy does not read this beside `{HTTP_OPTIONS}`; move it into that", fatal=False
+                )
+            )
+        common = newer.at("common_http_protocol_options") if newer or not older else older
+        timeout = common.at("idle_timeout")
+        where, value = timeout.path, timeout.value
         if value is None:
             if not self.published:
                 self.report(
@@ -306,7 +308,6 @@ class _Reading:
             )
 
 
-_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _TYPE = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 
 

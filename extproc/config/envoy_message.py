@@ -56,6 +56,8 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
+_BOUNDS = {"envoy.config.core.v3.SocketAddress.port_value": (1, 65_535)}
+"""Fields whose values are bound more tightly than their type."""
 _DURATION = re.compile(r"-?\d+(\.\d{1,9})?s")
 _FREE_FORM = frozenset(
     f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue", "Timestamp", "FieldMask")
@@ -176,7 +178,7 @@ class _Reader:
         kind = found.cpp_type
         wanted = ""
         if kind in _INTEGERS:
-            low, high = _INTEGERS[kind]
+            low, high = _BOUNDS.get(found.full_name) or _INTEGERS[kind]
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 wanted = f"a whole number from {low} to {high}"
         elif kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):

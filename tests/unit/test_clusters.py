@@ -213,6 +213,16 @@ class TestCompletion:
         ]
         assert http["common_http_protocol_options"] == {"idle_timeout": "48s"}
 
+    def test_options_at_the_cluster_itself_are_kept_where_envoy_reads_them(self) -> None:
+        older = "common_http_protocol_options: {idle_timeout: 2s}\nhttp2_protocol_options: {}"
+        (resource,) = clusters(listing(cluster("a", "10.0.0.1:80", more=older))).resources
+        http = resource["typed_extension_protocol_options"][
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+        ]
+        assert http["common_http_protocol_options"] == {"idle_timeout": "2s"}
+        assert http["explicit_http_config"] == {"http2_protocol_options": {}}
+        assert not {"common_http_protocol_options", "http2_protocol_options"} & resource.keys()
+
     def test_clusters_of_a_bootstrap_are_read_and_not_published(self) -> None:
         found = read_clusters(read_file(ENVOY / "sidecar.yaml"))
         assert found.endpoints
@@ -230,6 +240,23 @@ class TestFaults:
     def test_an_idle_timeout_above_the_keep_alive(self) -> None:
         (text,) = problems(listing(cluster("a", "10.0.0.1:80", more=IDLE)))
         assert text.startswith("clusters.yaml:8: idle_timeout 10s is not below the engine's keep-alive (5 s)")
+
+    def test_an_idle_timeout_at_the_cluster_itself_is_judged_too(self) -> None:
+        older = "common_http_protocol_options: {idle_timeout: 60s}"
+        (text,) = problems(listing(cluster("a", "10.0.0.1:80", more=older)))
+        assert text.startswith("clusters.yaml:5: idle_timeout 60s is not below the engine's keep-alive (5 s)")
+
+    def test_a_port_that_there_is_not(self) -> None:
+        (text,) = problems(listing(cluster("a", "10.0.0.1:99999")))
+        assert text.endswith("`port_value` must be a whole number from 1 to 65535, not `99999`")
+
+    def test_an_engine_that_is_not_known(self) -> None:
+        (text,) = problems(listing(cluster("a", "10.0.0.1:80", extproc="{pool: p, engine: vlm}")))
+        assert text == (
+            "clusters.yaml:4: `engine` must be one of vllm, sglang, trtllm, triton, tgi, llamacpp, other, not `vlm`; "
+            "did you mean `vllm`?"
+        )
+        assert clusters(listing(cluster("a", "10.0.0.1:80", extproc="{pool: p, engine: other}"))).endpoints
 
     def test_two_clusters_of_one_name(self) -> None:
         (text,) = problems(listing(cluster("a", "10.0.0.1:80"), cluster("a", "10.0.0.2:80")))
