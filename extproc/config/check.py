@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from extproc.config.clusters import Clusters, read_clusters
-from extproc.config.judge import judge
+from extproc.config.judge import judge, walk
 from extproc.config.lint import lint
 from extproc.config.load import clusters_path_of, load_clusters, load_settings, shown_path
 from extproc.config.node import Node
 from extproc.config.problem import ConfigError, Problem
+from extproc.config.salvage import salvage
 from extproc.config.schema import Settings
 from extproc.config.snapshot import build
 from extproc.config.yaml_source import Document, read_file
@@ -28,11 +29,17 @@ def check(
     document, settings = load_settings(config_path, problems)
     clusters_path = clusters_path_of(document, settings, config_path)
     clusters = load_clusters(clusters_path, problems)
+    rest = salvage(document, config_path.absolute().parent) if settings is None else None
     if settings is not None and clusters is not None:
         try:
             problems += build(settings, clusters, document=document).warnings
         except ConfigError as error:
             problems += error.problems
+    elif rest is not None and clusters is not None:
+        try:
+            build(rest.settings, clusters, document=document)
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if rest.sure(problem)]
     if clusters is not None:
         problems += _retries(clusters, shown_path(clusters_path))
     if envoy_yaml_path is not None:
@@ -40,10 +47,13 @@ def check(
         if bootstrap is not None:
             if settings is None:
                 folder = config_path.absolute().parent
-                settings = Settings.model_validate({}, context={"folder": folder})
+                defaults = Settings.model_validate({}, context={"folder": folder})
+                settings = rest.settings if rest is not None else defaults
+            ports = _ports(bootstrap)
+            problems += ports
             problems += lint(bootstrap, settings, clusters.names if clusters is not None else ())
             problems += _static_engines(bootstrap, clusters_path, envoy_yaml_path)
-            if envoy_binary is not None:
+            if envoy_binary is not None and not ports:
                 folder = envoy_yaml_path.absolute().parent
                 problems += judge(bootstrap, folder, clusters, shown_path(clusters_path), envoy_binary)
     return sorted(set(problems))
@@ -55,6 +65,15 @@ def _read(path: Path, problems: list[Problem]) -> Document | None:
     except ConfigError as error:
         problems += error.problems
         return None
+
+
+def _ports(bootstrap: Document) -> list[Problem]:
+    """Ports that there are not: Envoy names neither the line nor the value."""
+    return [
+        bootstrap.problem(path, f"`port_value` must be a whole number from 1 to 65535, not `{value}`")
+        for path, value in walk(bootstrap.data, ())
+        if path and path[-1] in ("port_value", "portValue") and isinstance(value, int) and value > 65_535
+    ]
 
 
 def _retries(clusters: Clusters, file: str) -> list[Problem]:

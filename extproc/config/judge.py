@@ -23,6 +23,12 @@ TIMEOUT_S = 30.0
 _ERROR = re.compile(r"error initializing configuration '[^']*': (.*)", re.DOTALL)
 _PLACE = re.compile(r"@ ([A-Za-z0-9_.\[\]<>]+)")
 _NEAR = re.compile(r",? ?near \d+:\d+ \(offset \d+\)")
+_DUMP = "goo.gle/debug"
+"""Begins Envoy's print of a whole message; the reason comes after its last line."""
+_WRAPPED = re.compile(r"Protobuf message \(type \S+ reason (?:[A-Z_]+: )?(.*)\) has unknown fields")
+_CONSTRAINT = re.compile(r"Proto constraint validation failed \((.*)\)")
+_CAUSE = re.compile(r"(\w+)ValidationError\.(\w+)(?:\[(\d+)\])?: (.*)")
+_LONGEST = 300
 _QUOTED = re.compile(r"'([A-Za-z0-9_./:@-]{3,200})'")
 
 
@@ -39,8 +45,8 @@ def judge(
         refusal = judged(engines)
         if refusal is None:
             return []
-        reason, path = _read(refusal)
-        message = f"Envoy refuses this: {reason[:600] or 'it gave no reason'}"
+        reason, path = reason_in(refusal)
+        message = f"Envoy refuses this: {_short(reason) or 'it gave no reason'}"
         if engines and clusters is not None and judged([]) is None:
             culprit = _culprit(judged, engines)
             return [Problem(clusters_file, clusters.names.get(str(culprit.get("name")), 0), message)]
@@ -100,18 +106,48 @@ def _culprit(
     return engines[0]
 
 
-def _read(output: str) -> tuple[str, NodePath]:
+def reason_in(output: str) -> tuple[str, NodePath]:
     """Envoy's reason, and the place it names, if any."""
     found = _ERROR.search(output)
     text = found[1] if found else output
+    if _DUMP in text:
+        text = text.rpartition("\n: ")[2]
     text = _NEAR.sub("", " ".join(text.split("): {")[0].split()))
+    wrapped, constraint = _WRAPPED.fullmatch(text), _CONSTRAINT.fullmatch(text)
+    if constraint is not None:
+        return _constraint(constraint[1])
+    text = wrapped[1] if wrapped is not None else text
     place = _PLACE.search(text)
     if place is None:
         return text, ()
-    reason = text[place.end() :].removesuffix("has unknown fields").strip(" :")
+    reason = text[place.end() :].strip(" :")
     if reason.count(")") > reason.count("("):
         reason = reason.removesuffix(")")
     return reason, _path(place[1])
+
+
+def _constraint(chain: str) -> tuple[str, NodePath]:
+    """``BootstrapValidationError.Admin: … | caused by AdminValidationError.Address: too long``: the last word on it, and
+    the way there, where the chain begins at the bootstrap itself."""
+    causes = [_CAUSE.fullmatch(part) for part in chain.split(" | caused by ")]
+    last = causes[-1]
+    if last is None:
+        return chain, ()
+    steps: list[str | int] = []
+    for cause in causes:
+        if cause is None:
+            return last[4], ()
+        steps.append(re.sub(r"(?<=.)(?=[A-Z])", "_", cause[2]).lower())
+        if cause[3]:
+            steps.append(int(cause[3]))
+    whole = causes[0] is not None and causes[0][1] == "Bootstrap"
+    key = next(step for step in reversed(steps) if isinstance(step, str))
+    return f"`{key}`: {last[4]}", tuple(steps) if whole else ()
+
+
+def _short(reason: str) -> str:
+    """Its end, where it is long: Envoy says last what it is about."""
+    return reason if len(reason) <= _LONGEST else "…" + reason[-_LONGEST:]
 
 
 def _path(text: str) -> NodePath:
@@ -134,17 +170,18 @@ def _find(document: Document, below: NodePath, word: str) -> int | None:
             data = data[step]
         except (KeyError, IndexError, TypeError):
             return None
-    for path, value in _walk(data, below):
+    for path, value in walk(data, below):
         if value == word or (path and path[-1] == word):
             return document.line(path)
     return None
 
 
-def _walk(data: Any, path: NodePath) -> Iterator[tuple[NodePath, Any]]:
+def walk(data: Any, path: NodePath) -> Iterator[tuple[NodePath, Any]]:
+    """Every value at or below ``data``, with its path."""
     yield path, data
     if isinstance(data, dict):
         for key, value in data.items():
-            yield from _walk(value, (*path, key))
+            yield from walk(value, (*path, key))
     elif isinstance(data, list):
         for index, value in enumerate(data):
-            yield from _walk(value, (*path, index))
+            yield from walk(value, (*path, index))

@@ -49,6 +49,13 @@ def load_settings(config_path: Path, problems: list[Problem]) -> tuple[Document,
 
 def load_clusters(clusters_path: Path, problems: list[Problem]) -> Clusters | None:
     """The clusters alone; what is wrong with them is added to ``problems``."""
+    if not clusters_path.exists():
+        message = (
+            "there is no such file; write the engines' clusters into it, as a list under `resources:` "
+            "(docs/envoy.md shows one), or name the file that has them: `envoy: {clusters: PATH}` in extproc.yaml"
+        )
+        problems.append(Problem(shown_path(clusters_path), 0, message))
+        return None
     try:
         document = read_file(clusters_path, shown_path(clusters_path))
         return read_clusters(document, clusters_path.absolute().parent)

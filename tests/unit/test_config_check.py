@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from extproc.config.check import check
+from extproc.config.judge import reason_in
 from extproc.config.lint import lint
 from extproc.config.schema import Settings
-from extproc.config.yaml_source import read
+from extproc.config.yaml_source import NodePath, read
 
 ROOT = Path(__file__).parents[2]
 ENVOY = shutil.which("envoy", path=str(ROOT / ".venv" / "bin")) or shutil.which("envoy")
@@ -359,6 +360,79 @@ def test_an_unreadable_bootstrap_is_a_problem(folder: Path) -> None:
     (folder / "envoy/envoy.yaml").write_text("a: [\n")
     (problem,) = checked(folder)
     assert problem.startswith("envoy/envoy.yaml:2: not valid YAML")
+
+
+def test_a_faulty_value_does_not_hide_references_that_lead_nowhere(folder: Path) -> None:
+    (folder / "extproc.yaml").write_text(
+        "envoy: {admin: '127.0.0.1:9901'}\n"
+        "rout: []\n"
+        "tiers:\n"
+        "  gold: {}\n"
+        "  iron: {wait: 5s, weight: {}}\n"
+        "tenants:\n"
+        "  a: {keys: ['env:PATH'], tier: golt, limits: {rpm: -5}}\n"
+        "  b: {keys: ['env:PATH'], tier: iron}\n"
+    )
+    lines = [line.partition("Keys here")[0].partition("There are")[0] for line in checked(folder)]
+    assert lines == [
+        "extproc.yaml:2: unknown key `rout`; did you mean `routes`? ",
+        "extproc.yaml:5: `tiers.iron.weight` must be a number, not `{}`",
+        "extproc.yaml:5: unknown key `wait` in `tiers.iron`; did you mean `max_wait`? ",
+        "extproc.yaml:7: `tenants.a.limits.rpm` must be more than 0, not `-5`",
+        "extproc.yaml:7: there is no tier `golt`; did you mean `gold`? ",
+        "extproc.yaml:8: a key of tenant `b` is a key of tenant `a` too; give each its own",
+    ]
+
+
+def test_nobody_is_blamed_for_naming_what_is_only_faulty(folder: Path) -> None:
+    (folder / "extproc.yaml").write_text(
+        "envoy: {admin: '127.0.0.1:9901'}\n"
+        "default_pool: q\n"
+        "pools: {q: 5}\n"
+        "routes:\n"
+        "- {name: one, pool: 7}\n"
+        "- {name: two, pool: nowhere}\n"
+        "teirs: {gold: {}}\n"
+        "tenants: {a: {keys: ['env:PATH'], tier: gold, route: two}}\n"
+    )
+    assert [line.split(":")[1] for line in checked(folder)] == ["3", "5", "7"]
+
+
+def test_a_port_that_there_is_not_is_said_once(folder: Path) -> None:
+    text = GOOD.replace("port_value: 8080", "port_value: 180020")
+    assert text != GOOD
+    (folder / "envoy/envoy.yaml").write_text(text)
+    (problem,) = checked(folder, ENVOY)
+    assert problem.endswith("`port_value` must be a whole number from 1 to 65535, not `180020`")
+
+
+@pytest.mark.parametrize(
+    ("output", "reason", "path"),
+    [
+        (
+            "error initializing configuration 'x': goo.gle/debugstr\nadmin {\n  address: 5\n}\n: Proto constraint "
+            "validation failed (BootstrapValidationError.StaticResources: embedded message failed validation | caused "
+            "by StaticResourcesValidationError.Listeners[1]: embedded message failed validation | caused by "
+            "ListenerValidationError.StatPrefix: value length must be at least 1 characters)\n",
+            "`stat_prefix`: value length must be at least 1 characters",
+            ("static_resources", "listeners", 1, "stat_prefix"),
+        ),
+        (
+            "error initializing configuration 'x': Proto constraint validation failed (RouteActionValidationError."
+            "Timeout: too long)",
+            "`timeout`: too long",
+            (),
+        ),
+        (
+            "error initializing configuration 'x': Protobuf message (type envoy.config.bootstrap.v3.Bootstrap reason "
+            "INVALID_ARGUMENT: unknown enum value: 'AUT') has unknown fields",
+            "unknown enum value: 'AUT'",
+            (),
+        ),
+    ],
+)
+def test_of_what_envoy_prints_the_reason_is_kept(output: str, reason: str, path: NodePath) -> None:
+    assert reason_in(output) == (reason, path)
 
 
 @pytest.mark.skipif(ENVOY is None, reason="no Envoy binary here")

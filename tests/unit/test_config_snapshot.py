@@ -112,7 +112,8 @@ def test_problems_of_both_files_come_at_once() -> None:
 
 def test_a_missing_clusters_file_is_a_problem() -> None:
     with pytest.raises(
-        ConfigError, match=r"^envoy/clusters\.yaml:0: cannot be read: No such file or directory$"
+        ConfigError,
+        match=r"^envoy/clusters\.yaml:0: there is no such file; write the engines' clusters into it",
     ):
         load(Path("extproc.yaml"))
 
