@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
+from envoy.config.core.v3.base_pb2 import Metadata
 from envoy.data.accesslog.v3 import accesslog_pb2 as al
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
+from google.protobuf.duration_pb2 import Duration
 
 from extproc.edge import token_usage
 from extproc.edge.exchange import REQUEST_ID
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 TOKEN_USAGE = "envoy.ai.token_usage"
 """Namespace of ai_protocol_manager's typed metadata."""
 
+_UPSTREAM_END = al.UpstreamEnd
+_PERIODIC = al.DownstreamPeriodic
+_ENDS = frozenset({al.DownstreamEnd, al.NotSet})
 _FLAGS = {
     "no_healthy_upstream": "UH",
     "upstream_request_timeout": "UT",
@@ -109,65 +114,60 @@ def read(entry: al.HTTPAccessLogEntry) -> End | Renewal | FailedAttempt | None:
     if not request_id:
         return None
     address = common.upstream_remote_address.socket_address
-    host = f"{_bracketed(address.address)}:{address.port_value}" if address.address else ""
+    host = address.address
+    if host:
+        host = f"[{host}]:{address.port_value}" if ":" in host else f"{host}:{address.port_value}"
     kind = common.access_log_type
-    status = entry.response.response_code.value
-    if kind == al.UpstreamEnd:
+    response = entry.response
+    status = response.response_code.value
+    if kind == _UPSTREAM_END:
         return FailedAttempt(request_id, common.upstream_cluster, host, status, _flags(common))
     ttft = common.custom_tags.get("ttft_us", "")
     ttft_s = int(ttft) / 1e6 if ttft.isdecimal() else None
-    if kind == al.DownstreamPeriodic:
-        return Renewal(request_id, common.upstream_cluster, host, ttft_s, entry.response.response_body_bytes)
-    if kind not in (al.DownstreamEnd, al.NotSet):
+    if kind == _PERIODIC:
+        return Renewal(request_id, common.upstream_cluster, host, ttft_s, response.response_body_bytes)
+    if kind not in _ENDS:
         return None
-    sent = _seconds(common, "time_to_first_upstream_tx_byte")
-    last = _seconds(common, "time_to_last_upstream_rx_byte")
+    has = common.HasField
+    sent = _seconds(common.time_to_first_upstream_tx_byte) if has("time_to_first_upstream_tx_byte") else None
+    last = _seconds(common.time_to_last_upstream_rx_byte) if has("time_to_last_upstream_rx_byte") else None
     return End(
         request_id,
         common.upstream_cluster,
         host,
         status,
-        details=entry.response.response_code_details,
-        flags=_flags(common),
-        ttft_s=ttft_s,
-        engine_s=last - sent if last is not None and sent is not None else None,
-        waiting_s=sent,
-        duration_s=_seconds(common, "duration") or 0.0,
-        response_bytes=entry.response.response_body_bytes,
-        attempts=common.upstream_request_attempt_count or 1,
-        usage=_usage(common),
+        response.response_code_details,
+        _flags(common) if has("response_flags") else (),
+        ttft_s,
+        last - sent if last is not None and sent is not None else None,
+        sent,
+        _seconds(common.duration),
+        response.response_body_bytes,
+        common.upstream_request_attempt_count or 1,
+        _usage(common.metadata),
     )
 
 
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
 def _flags(common: al.AccessLogCommon) -> tuple[str, ...]:
-    if not common.HasField("response_flags"):
-        return ()
     return tuple(
         _FLAGS[field.name] for field, _ in common.response_flags.ListFields() if field.name in _FLAGS
     )
 
 
-def _seconds(common: al.AccessLogCommon, name: str) -> float | None:
-    if not common.HasField(name):
-        return None
-    value = getattr(common, name)
+def _seconds(value: Duration) -> float:
     return float(value.seconds + value.nanos / 1e9)
 
 
-def _usage(common: al.AccessLogCommon) -> Usage | None:
-    metadata = common.metadata
+def _usage(metadata: Metadata) -> Usage | None:
     typed = metadata.typed_filter_metadata
     if TOKEN_USAGE in typed and typed[TOKEN_USAGE].type_url.endswith(token_usage.TYPE_NAME):
         usage = token_usage.read(typed[TOKEN_USAGE].value)
         if usage is not None and (usage.input is not None or usage.output is not None):
             return usage
-    if "usage" not in metadata.filter_metadata:
+    told = metadata.filter_metadata
+    if "usage" not in told:
         return None
-    fields = metadata.filter_metadata["usage"].fields
+    fields = told["usage"].fields
 
     def number(name: str) -> int | None:
         return token_usage.believed(fields[name].number_value) if name in fields else None
