@@ -223,6 +223,8 @@ class Ledger:
                 if served_by is not None:
                     _tell_health(served_by, outcome, reason, now)
             return None
+        if served_by is None and reason == "no_host":
+            served_by = lease.endpoint  # Envoy names no cluster then
         if event.attempts > lease.attempts:
             # Records of attempts that are still to come: taken for busy answers until they say otherwise.
             if lease.retry_busy:
@@ -355,7 +357,7 @@ def _tell_health(endpoint: Endpoint, outcome: Outcome, reason: str, now: float) 
     if outcome is Outcome.SUCCESS:
         health.succeeded(now)
     elif outcome is Outcome.FAILURE:
-        health.failed(now, connect=reason == "connect_failure")
+        health.failed(now, connect=reason in ("connect_failure", "no_host"))
     elif reason == "busy":
         health.busied(now)
     elif reason == "client_error":

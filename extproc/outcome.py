@@ -108,6 +108,7 @@ def classify(status: int, flags: tuple[str, ...]) -> tuple[Outcome, str]:
 
 
 _BROKEN_WORDS = {
+    "UH": "no_host",  # the cluster has none: its name has never been resolved
     "UF": "connect_failure",
     "UC": "connection_closed",
     "UR": "reset",

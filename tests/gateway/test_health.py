@@ -299,3 +299,16 @@ async def test_a_down_engine_with_no_load_does_not_draw_or_disturb(simulated: Si
             homes.add(chosen)
             await gateway.extproc.idle()
     assert len(homes) == 1
+
+
+async def test_a_name_that_was_never_resolved_soon_gets_no_requests(tmp_path: Path) -> None:
+    def clusters(engines: Mapping[str, EchoEngine]) -> list[dict[str, Any]]:
+        nowhere = cluster("nowhere", "name.invalid:80")
+        nowhere["type"] = "STRICT_DNS"
+        return [cluster("a", engines["a"].address), nowhere]
+
+    async with running_lab(tmp_path, ("a",), clusters) as lab:
+        statuses = [(await lab.post(chat(f"prompt {number}")))[0] for number in range(40)]
+        await lab.extproc.idle()
+        assert statuses.count(503) <= 6
+        assert (await lab.extproc.fleet())["nowhere"]["circuit_why"] == "connect"

@@ -141,6 +141,16 @@ def test_a_failure_before_the_first_byte_undoes_the_claim_on_the_cache() -> None
     assert built.view.held(lease.endpoint, lease.look) == 0
 
 
+def test_an_endpoint_whose_cluster_has_no_host_is_left_alone() -> None:
+    built = core([A], fallbacks=0)
+    for number in range(3):
+        lease = opened(built, f"r{number}")
+        nowhere = End(f"r{number}", "", "", 503, flags=("UH",))
+        built.ledger.ended(nowhere, 0.1)
+        assert_nothing_left(built)
+    assert not lease.endpoint.health.admits(0.2, 0)
+
+
 def test_a_served_prompt_stays_in_the_index() -> None:
     built = core([A])
     lease = opened(built)
