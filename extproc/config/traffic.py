@@ -35,11 +35,14 @@ def tier_of(settings: Settings, said: TenantSettings) -> TierSettings:
 def tenants(settings: Settings) -> dict[str, Tenant]:
     """All tenants by name; the anonymous one where it is allowed."""
     found = {name: _tenant(name, said, tier_of(settings, said)) for name, said in settings.tenants.items()}
+    targets = _targets(settings)
     anonymous = settings.identity.anonymous
     if settings.tenants and anonymous is not None:
         tier = settings.tiers.get(anonymous) or TierSettings()
         found[ANONYMOUS.name] = _tenant(ANONYMOUS.name, None, tier, tier_name=anonymous)
-    return found
+    return {
+        name: replace(tenant, other_names=_other_names(tenant, targets)) for name, tenant in found.items()
+    }
 
 
 def identity(settings: Settings) -> Identity:
@@ -188,6 +191,27 @@ def _tenant(
         weight=tier.weight if said is None or said.weight is None else said.weight,
         max_wait_s=tier.max_wait if said is None or said.max_wait is None else said.max_wait,
         fallback=tier.fallback if said is None or said.fallback is None else said.fallback,
+    )
+
+
+def _targets(settings: Settings) -> dict[str, set[str]]:
+    """Name -> every model that a pool's aliases or a route put in its place."""
+    found: dict[str, set[str]] = {}
+    for pool in settings.pools.values():
+        for alias, target in pool.aliases.items():
+            found.setdefault(alias, set()).add(target)
+    for route in settings.routes:
+        if route.model is not None:
+            for name in route.match.model:
+                found.setdefault(name, set()).add(route.model)
+    return found
+
+
+def _other_names(tenant: Tenant, targets: Mapping[str, set[str]]) -> frozenset[str]:
+    """Names of which a tenant may use whatever they stand for."""
+    allowed = tenant.models
+    return (
+        frozenset() if allowed is None else frozenset(name for name, to in targets.items() if to <= allowed)
     )
 
 

@@ -46,7 +46,7 @@ class OwnAnswers:
         return answers.immediate(200 if ready else 503, body, _JSON, "gateway_health")
 
     def _models(self, head: RequestHead, tenant: Tenant, *, anthropic: bool) -> ep.ProcessingResponse:
-        names = [(name, pool) for name, pool in self._names() if tenant.may_use(name)]
+        names = [(name, pool) for name, pool in self._names() if tenant.sees(name)]
         wanted = model_id(head.path)
         if wanted is None:
             listing = models.anthropic_listing if anthropic else models.listing
