@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
 from rich.console import Console
 from rich.live import Live
 
+from extproc.demo_banner import banner
+from extproc.demo_engines import Engine, EngineError, look
 from extproc.edge.bootstrap import render
 from extproc.edge.children import Child, ChildFailed
-from extproc.fleet_view import AdminError, fetch, fleet_table
+from extproc.fleet_view import AdminError, counted, fetch, fleet_table
 
 CLUSTER_TYPE = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+DEFAULT_COUNT = 3
+DEFAULT_MODEL = "sim-llama"
+_TABLE_LINES = 5
+"""Lines of the live table beside its rows: two above, three below."""
 
 
 class DemoError(Exception):
@@ -33,21 +39,34 @@ class DemoError(Exception):
 
 
 async def run(
-    *, port: int, admin_port: int, own: Sequence[str], count: int, model: str, console: Console | None = None
+    *,
+    port: int,
+    admin_port: int,
+    own: Sequence[str] = (),
+    count: int | None = None,
+    model: str | None = None,
+    console: Console | None = None,
 ) -> None:
-    """Run until Ctrl-C or SIGTERM.
+    """Run until Ctrl-C, SIGTERM or the end of the terminal.
+
+    ``own``: engines that run already; ``model`` chooses one of their models. Without: ``count`` simulated ones of
+    ``model``.
 
     Raises:
-        DemoError: a port is taken, Envoy is missing, or a part did not start.
+        DemoError: a port is taken, Envoy is missing, an engine does not answer, or a part did not start.
     """
+    if own and count is not None:
+        raise DemoError("--engines is how many simulated engines to start: leave it out beside --engine")
     console = console or Console()
     binary, template = _envoy(), _template()
     for wanted, option in ((port, "--port"), (admin_port, "--admin-port")):
         _must_be_free(wanted, option)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup ignores SIGHUP so that we go on without a terminal.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop.set)
     with tempfile.TemporaryDirectory(prefix="extproc-") as folder:
         demo = _Demo(Path(folder), console, port, admin_port)
         try:
@@ -61,7 +80,7 @@ async def run(
                 return
             starting.result()
             await demo.watch(stop)
-        except ChildFailed as error:
+        except (ChildFailed, EngineError) as error:
             raise DemoError(str(error)) from error
         finally:
             await demo.stop()
@@ -74,19 +93,24 @@ class _Demo:
         self.port = port
         self.admin_port = admin_port
         self.children: list[Child] = []
+        self.banner_lines = 0
 
-    async def start(self, binary: str, template: Path, own: Sequence[str], count: int, model: str) -> None:
+    async def start(
+        self, binary: str, template: Path, own: Sequence[str], count: int | None, model: str | None
+    ) -> None:
         """Start the parts in order, saying each step."""
         live = self.folder / "live"
         live.mkdir()
-        addresses = [_host_port(url) for url in own]
-        models = [model]
         if own:
-            models = await self._models_of(own)
+            engines = await look(own, model)
+            left_out = len(own) - len(engines)
+            self._say(
+                f"in front of {counted(len(engines), 'engine')}"
+                + (f" that serve {model}; {left_out} without it left out" if left_out else "")
+            )
         else:
-            self._say(f"starting {count} simulated engines of {model}")
-            addresses = await self._simulate(count, model)
-        self._write_configuration(addresses, models, live)
+            engines = await self._simulate(count or DEFAULT_COUNT, model or DEFAULT_MODEL)
+        self._write_configuration(engines, live)
         self._say("starting extproc")
         serve = await self._child(
             "extproc", [sys.executable, "-m", "extproc", "serve", "-c", str(self.folder / "extproc.yaml")]
@@ -110,14 +134,14 @@ class _Demo:
             "-c",
             str(path),
             "--use-dynamic-base-id",
-            "--log-level",
-            "warning",
-            "--concurrency",
-            "1",
+            *("--log-level", "warning"),
+            # Else its first lines are warnings that parts of its API are work in progress.
+            *("--component-log-level", "misc:error"),
+            *("--concurrency", "1"),
         ]
         envoy = await self._child("envoy", command)
         await self._until_ok(f"http://127.0.0.1:{self.port}/v1/models", envoy)
-        self._banner(models[0])
+        self._banner(engines[0].models[0])
 
     async def watch(self, stop: asyncio.Event) -> None:
         """Show the live table until told to stop or until a part dies.
@@ -126,16 +150,22 @@ class _Demo:
             DemoError: a part died.
         """
         table = asyncio.ensure_future(self._table())
+        gone: set[str] = set()
         try:
             while not stop.is_set():
                 for child in self.children:
-                    if not child.alive and child.name in ("extproc", "envoy"):
-                        raise DemoError(f"{child.name} died:\n{child.tail()}")
+                    if child.alive or child.name in gone:
+                        continue
+                    if child.name in ("extproc", "envoy"):
+                        raise DemoError(f"{child.name} died, {child.ending}:\n{child.tail()}".rstrip(":\n"))
+                    gone.add(child.name)
+                    self._say(f"{child.name} died, {child.ending}; the others take its requests")
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(stop.wait(), 0.5)
         finally:
             table.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            # OSError: the terminal is gone.
+            with contextlib.suppress(asyncio.CancelledError, OSError):
                 await table
         self._say("stopping")
 
@@ -151,7 +181,8 @@ class _Demo:
             while True:
                 with contextlib.suppress(AdminError):
                     report = await asyncio.to_thread(fetch, f"http://127.0.0.1:{self.admin_port}", "/fleet")
-                    live.update(fleet_table(report["endpoints"]), refresh=True)
+                    rows = max(self.console.height - self.banner_lines - _TABLE_LINES, 1)
+                    live.update(fleet_table(report["endpoints"], rows), refresh=True)
                 await asyncio.sleep(0.5)
 
     async def _child(self, name: str, command: Sequence[str]) -> Child:
@@ -159,7 +190,8 @@ class _Demo:
         self.children.append(child)
         return child
 
-    async def _simulate(self, count: int, model: str) -> list[str]:
+    async def _simulate(self, count: int, model: str) -> list[Engine]:
+        self._say(f"starting {counted(count, 'simulated engine')} of {model}")
         started = []
         for number in range(1, count + 1):
             command = [
@@ -175,28 +207,14 @@ class _Demo:
             ]
             started.append(await self._child(f"engine-{number}", command))
         lines = [await child.wait_for_line("listening on ", 30.0) for child in started]
-        return [line.removeprefix("listening on ").split()[0] for line in lines]
+        return [Engine(line.removeprefix("listening on ").split()[0], (model,)) for line in lines]
 
-    async def _models_of(self, urls: Sequence[str]) -> list[str]:
-        names: dict[str, None] = {}
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            for url in urls:
-                try:
-                    async with session.get(f"{url.rstrip('/')}/v1/models") as reply:
-                        found = await reply.json(content_type=None)
-                        names.update((str(item["id"]), None) for item in found["data"])
-                except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
-                    raise DemoError(
-                        f"{url}/v1/models does not answer like an OpenAI server: {error!r}"
-                    ) from error
-        if not names:
-            raise DemoError("the engines serve no models")
-        return list(names)
-
-    def _write_configuration(self, addresses: Sequence[str], models: Sequence[str], live: Path) -> None:
-        resources = [
-            _cluster(f"engine-{number}", address, models) for number, address in enumerate(addresses, 1)
-        ]
+    def _write_configuration(self, engines: Sequence[Engine], live: Path) -> None:
+        served = list(dict.fromkeys(frozenset(engine.models) for engine in engines))
+        resources = []
+        for number, engine in enumerate(engines, 1):
+            pool = "demo" if len(served) == 1 else f"demo-{served.index(frozenset(engine.models)) + 1}"
+            resources.append(_cluster(f"engine-{number}", engine, pool))
         (self.folder / "clusters.yaml").write_text(yaml.safe_dump({"resources": resources}, sort_keys=False))
         settings = {
             "listen": {"grpc": f"unix:{live / 'extproc.sock'}", "admin": f"127.0.0.1:{self.admin_port}"},
@@ -219,35 +237,31 @@ class _Demo:
                         if reply.status == 200:
                             return
                 if not child.alive or loop.time() > deadline:
-                    raise ChildFailed(f"{child.name} did not start:\n{child.tail()}")
+                    raise child.failed()
                 await asyncio.sleep(0.05)
 
     def _banner(self, model: str) -> None:
-        body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
-        self.console.print(
-            f"\n[bold green]ready[/]  gateway http://127.0.0.1:{self.port}   "
-            f"admin http://127.0.0.1:{self.admin_port}   files {self.folder}\n"
-        )
-        # Plain print: a terminal-width wrap would break the line for copying.
-        print(
-            f"  curl -N http://127.0.0.1:{self.port}/v1/chat/completions "
-            f"-H 'content-type: application/json' -d '{body}'\n\n  Ctrl-C stops everything.\n",
-            flush=True,
-        )
+        lines = banner(port=self.port, admin_port=self.admin_port, folder=self.folder, model=model)
+        self.banner_lines = len(lines) + 1
+        self.console.print("\n[bold green]ready:[/] ", end="")
+        # Plain print: breaking lines at the terminal's width would spoil them for copying.
+        print(*lines, "", sep="\n", file=self.console.file, flush=True)
 
     def _say(self, step: str) -> None:
-        self.console.print(f"[dim]… {step}[/]")
+        # OSError: the terminal is gone, and what there is to do is done without it.
+        with contextlib.suppress(OSError):
+            self.console.print(f"[dim]… {step}[/]", soft_wrap=True)
 
 
-def _cluster(name: str, address: str, models: Sequence[str]) -> dict[str, object]:
-    host, _, port = address.rpartition(":")
+def _cluster(name: str, engine: Engine, pool: str) -> dict[str, object]:
+    host, _, port = engine.address.rpartition(":")
     host = host.strip("[]")
     endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
     return {
         "@type": CLUSTER_TYPE,
         "name": name,
-        "type": "STRICT_DNS" if host.strip("0123456789.:abcdef") else "STATIC",
-        "metadata": {"filter_metadata": {"extproc": {"pool": "demo", "model": list(models)}}},
+        "type": "STATIC" if _is_ip(host) else "STRICT_DNS",
+        "metadata": {"filter_metadata": {"extproc": {"pool": pool, "model": list(engine.models)}}},
         "load_assignment": {
             "cluster_name": name,
             "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
@@ -255,11 +269,12 @@ def _cluster(name: str, address: str, models: Sequence[str]) -> dict[str, object
     }
 
 
-def _host_port(url: str) -> str:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
-        raise DemoError(f"--engine {url}: write http://HOST:PORT")
-    return f"{parts.hostname}:{parts.port or 80}"
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _must_be_free(port: int, option: str) -> None:

@@ -99,9 +99,11 @@ def run_explain(
         screen.print(explain(record))
 
 
-def fleet_table(endpoints: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One row an endpoint, with as many columns as the width of the screen allows; what is not known is a dash."""
-    return _FleetTable(endpoints)
+def fleet_table(endpoints: Sequence[Mapping[str, Any]], most_rows: int | None = None) -> RenderableType:
+    """One row an endpoint, with as many columns as the width of the screen allows; what is not known is a dash.
+    ``most_rows``: for a screen that is low; the sums are still of all.
+    """
+    return _FleetTable(endpoints, most_rows)
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,6 +121,7 @@ class _Column:
 @dataclass(slots=True, frozen=True)
 class _FleetTable:
     endpoints: Sequence[Mapping[str, Any]]
+    most_rows: int | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table and its sums for this width."""
@@ -135,11 +138,16 @@ class _FleetTable:
         for column in kept:
             left = column.head in ("endpoint", "pool", "state")
             table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
-        for cells in zip(*(column.cells for column in kept), strict=True):
+        for cells in list(zip(*(column.cells for column in kept), strict=True))[: self.most_rows]:
             table.add_row(*cells)
         yield table
         running, ended = sum(row["leases"] for row in rows), sum(row["ended_1m"] for row in rows)
-        yield Text(f"{len(rows)} endpoints, {running} requests open, {ended} ended in the last minute", "dim")
+        not_shown = 0 if self.most_rows is None else max(len(rows) - self.most_rows, 0)
+        yield Text(
+            (f"and {not_shown} more; " if not_shown else "")
+            + f"{counted(len(rows), 'endpoint')}, {counted(running, 'request')} open, {ended} ended in the last minute",
+            "dim",
+        )
         hidden = [column.head for column in columns if column not in shown]
         if hidden:
             yield Text("on a wider screen also: " + ", ".join(hidden), "dim")
@@ -171,6 +179,11 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
         column("prefill/s", 10, lambda row: f"{row['prefill_tokens_per_s']:.0f}"),
         column("scraped", 11, lambda row: _seconds(row["scrape_age_s"])),
     ]
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 endpoint``, ``2 endpoints``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _screen() -> Console:

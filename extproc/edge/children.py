@@ -46,6 +46,18 @@ class Child:
         """Whether the process still runs."""
         return self.process.returncode is None
 
+    @property
+    def ending(self) -> str:
+        """How it ended: ``exit status 1`` or ``killed by SIGKILL``."""
+        code = self.process.returncode
+        if code is None:
+            return "still running"
+        return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    def failed(self) -> ChildFailed:
+        """The error for a child that did not become ready."""
+        return ChildFailed(f"{self.name} did not start, {self.ending}:\n{self.tail()}".rstrip(":\n"))
+
     def tail(self, lines: int = 12) -> str:
         """The last lines of the log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -63,7 +75,7 @@ class Child:
                 if line.startswith(beginning):
                     return line
             if not self.alive or asyncio.get_running_loop().time() > deadline:
-                raise ChildFailed(f"{self.name} did not start:\n{self.tail()}")
+                raise self.failed()
             await asyncio.sleep(0.05)
 
     async def stop(self, grace_s: float = 5.0) -> None:

@@ -76,6 +76,21 @@ def test_an_empty_fleet_is_no_error() -> None:
     assert "0 endpoints, 0 requests open, 0 ended in the last minute" in shown([], 80)
 
 
+def test_one_endpoint_is_not_called_endpoints() -> None:
+    assert "1 endpoint, 0 requests open, 3 ended in the last minute" in shown([endpoint("engine-1", 3)], 80)
+
+
+def test_on_a_low_screen_the_last_endpoints_make_way_but_are_counted() -> None:
+    rows = fleet_report([endpoint(f"engine-{number}", 1) for number in range(5)], time.monotonic())
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(fleet_table(rows, most_rows=2))
+    text = capture.get()
+    assert "engine-1" in text
+    assert "engine-2" not in text
+    assert "and 3 more; 5 endpoints, 0 requests open, 5 ended in the last minute" in text
+
+
 def test_names_are_as_short_as_can_be_told_apart() -> None:
     assert short_names(["a/1.1.1.1:80", "b/1.1.1.2:80"]) == {"a/1.1.1.1:80": "a", "b/1.1.1.2:80": "b"}
     assert short_names(["a/1.1.1.1:80", "a/1.1.1.2:80"]) == {
