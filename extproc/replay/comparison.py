@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from extproc.config.envoy_message import did_you_mean
 from extproc.replay.arrival import Arrival
 from extproc.replay.driver import Driver
 from extproc.replay.policies import Policy
@@ -36,6 +37,12 @@ def load_trace(
         workload = load_workload(name)
         return Trace(workload.name, generate(workload, requests or 2000, rate * rate_scale, seed))
     path = Path(name)
+    if not path.exists():
+        known = builtin_names()
+        raise ReplayError(
+            f"there is no trace `{name}`: no such file, and no built-in workload of that name"
+            f"{did_you_mean(name, known) or '.'} Built in: {', '.join(known)}"
+        )
     return Trace(path.name, read_trace(path, rate_scale=rate_scale, limit=requests))
 
 
