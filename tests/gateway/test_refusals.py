@@ -25,7 +25,12 @@ async def test_a_refusal_carries_the_id_and_its_record_says_who(tmp_path: Path) 
         aiohttp.ClientSession(running.url) as session,
     ):
         ids = []
-        for headers, model, status in (({}, "m", 401), (key, "nobody", 404), (key, "m", 200), (key, "m", 429)):
+        for headers, model, status in (
+            ({}, "m", 401),
+            (key, "nobody", 404),
+            (key, "m", 200),
+            (key, "m", 429),
+        ):
             body = json.dumps({"model": model, "messages": []})
             async with session.post("/v1/chat/completions", data=body, headers=headers) as reply:
                 assert reply.status == status, await reply.text()
