@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cachetools import LRUCache
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
 
 from extproc.admission.dispatcher import Decision
 from extproc.api import errors
 from extproc.api.request import Dialect
 from extproc.api.splice import splice
+from extproc.edge.exchange import Verdict
 from extproc.fleet.endpoint import Endpoint
 from extproc.routing.identity import CREDENTIALS
 from extproc.routing.rejection import Rejection
@@ -27,6 +27,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 _MAX_RETRIES = "x-envoy-max-retries"
 _RETRY_ON = "x-envoy-retry-on"
 _RETRIABLE_STATUS = "x-envoy-retriable-status-codes"
+_MOST_KNOWN = 4096
 
 
 class Answers:
@@ -39,26 +40,28 @@ class Answers:
         """Clients send keys, which no engine shall see."""
         self.upstream_keys: Mapping[str, str] = {}
         """Pool -> key that its engines want."""
-        self._known: LRUCache[object, tuple[ep.CommonResponse, ep.ProcessingResponse]] = LRUCache(4096)
+        self._known: dict[object, Verdict] = {}
 
-    def decision(self, decision: Decision) -> tuple[ep.CommonResponse, ep.ProcessingResponse]:
-        """Header mutation, and a response that carries the dynamic metadata."""
-        endpoints = [choice.endpoint for choice in decision.choices]
+    def decision(self, decision: Decision) -> Verdict:
+        """What Envoy is told of a decision."""
         retried_on = _retried_on(decision)
-        key = (decision.pool.name, retried_on, *(id(endpoint.spec) for endpoint in endpoints))
+        key = (decision.pool.name, retried_on, *[id(choice.endpoint.spec) for choice in decision.choices])
         known = self._known.get(key)
         if known is None:
+            endpoints = [choice.endpoint for choice in decision.choices]
             mutation = _mutation(endpoints, retried_on)
             self._credentials(mutation, decision.pool.name)
-            known = (mutation, self._metadata(decision, endpoints))
-            self._known[key] = known
-        mutation, template = known
-        if decision.headers:
-            mutation = _with_headers(mutation, decision.headers)
-        if not ("id" in self.response_headers or decision.response or decision.fallback):
-            return mutation, template
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = Verdict(mutation, self._metadata(decision, endpoints))
+        own_words = "id" in self.response_headers or decision.response or decision.fallback
+        if not own_words and not decision.headers:
+            return known
+        mutation = _with_headers(known.mutation, decision.headers) if decision.headers else known.mutation
+        if not own_words:
+            return Verdict(mutation, known.metadata)
         metadata = ep.ProcessingResponse()
-        metadata.CopyFrom(template)
+        metadata.CopyFrom(known.metadata)
         words = metadata.dynamic_metadata["gateway"]
         if "id" in self.response_headers:
             words["id"] = decision.lease.id
@@ -66,7 +69,7 @@ class Answers:
             words["fallback"] = decision.fallback
         for name, value in decision.response:
             words[name] = value
-        return mutation, metadata
+        return Verdict(mutation, metadata)
 
     def forget(self) -> None:
         """Endpoints changed: drop what was built from them (keys are object ids, which may be used again)."""
@@ -110,14 +113,14 @@ def spliced(
     return splice(sent if plain is None else plain, span, decision.splice)
 
 
-def with_body(mutation: ep.CommonResponse, body: bytes, *, was_encoded: bool) -> ep.CommonResponse:
-    """The mutation for a replaced body: Envoy demands that content-length changes with it."""
+def with_body(verdict: Verdict, body: bytes, *, was_encoded: bool) -> Verdict:
+    """The verdict for a replaced body: Envoy demands that content-length changes with it."""
     out = ep.CommonResponse()
-    out.CopyFrom(mutation)
+    out.CopyFrom(verdict.mutation)
     _set(out, "content-length", str(len(body)))
     if was_encoded:
         out.header_mutation.remove_headers.append("content-encoding")
-    return out
+    return Verdict(out, verdict.metadata)
 
 
 def _with_headers(mutation: ep.CommonResponse, headers: Sequence[tuple[str, str]]) -> ep.CommonResponse:

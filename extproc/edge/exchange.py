@@ -26,10 +26,11 @@ The stream ends after the answer unless the feedback comes by this stream (``sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any
 
+from envoy.config.core.v3.base_pb2 import HeaderValue
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
 
@@ -42,6 +43,8 @@ _PARTIAL = ProcessingMode.BUFFERED_PARTIAL
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 REQUEST_ID = "x-gateway-request-id"
+_OTHER_PSEUDO = (":scheme", ":protocol")
+"""The pseudo headers that routing does not read; there are no others (RFC 9113, RFC 8441), and Envoy refuses them."""
 _DUPLEX_CHUNK = 62_000
 """Bytes of one streamed answer: below the 64 KiB at which Envoy splits its own messages."""
 
@@ -69,6 +72,38 @@ class State(Enum):
 
 class ProtocolError(Exception):
     """Envoy sent something that cannot follow what came before."""
+
+
+class Verdict:
+    """A decision as Envoy is told it: header mutation and dynamic metadata. One may answer many requests, so that its
+    message on a buffered body, the usual one, is put together once; nobody changes a message made here."""
+
+    __slots__ = ("_on_body", "metadata", "mutation")
+
+    def __init__(self, mutation: ep.CommonResponse, metadata: ep.ProcessingResponse) -> None:
+        self.mutation = mutation
+        self.metadata = metadata
+        self._on_body: ep.ProcessingResponse | None = None
+
+    def on_headers(self) -> ep.ProcessingResponse:
+        """As the answer to the request's headers."""
+        out = ep.ProcessingResponse()
+        out.MergeFrom(self.metadata)
+        out.request_headers.response.MergeFrom(self.mutation)
+        return out
+
+    def on_body(self, body: bytes | None) -> ep.ProcessingResponse:
+        """As the answer to the request's body, which ``body`` replaces where it is not None."""
+        if body is None and self._on_body is not None:
+            return self._on_body
+        out = ep.ProcessingResponse()
+        out.MergeFrom(self.metadata)
+        out.request_body.response.MergeFrom(self.mutation)
+        if body is None:
+            self._on_body = out
+        else:
+            out.request_body.response.body_mutation.body = body
+        return out
 
 
 class Exchange:
@@ -119,25 +154,16 @@ class Exchange:
             return self._pass(part, message)
         raise ProtocolError(f"{part} cannot come in state {self.state.name}")
 
-    def answer(
-        self, mutation: ep.CommonResponse, metadata: ep.ProcessingResponse, body: bytes | None = None
-    ) -> list[ep.ProcessingResponse]:
-        """The decision, as header mutation and dynamic metadata; ``body`` replaces the client's bytes (model splice)."""
+    def answer(self, verdict: Verdict, body: bytes | None = None) -> list[ep.ProcessingResponse]:
+        """The decision; ``body`` replaces the client's bytes (model splice)."""
         if self.state is not State.DECIDING:
             raise ProtocolError(f"no answer is due in state {self.state.name}")
         self.state = State.PASSING if self.stay else State.DONE
-        out = ep.ProcessingResponse()
-        out.MergeFrom(metadata)
         if self._mode == _DUPLEX and self.body is not None:
-            out.request_headers.response.MergeFrom(mutation)
-            return [out, *self._give_back(self.body if body is None else body)]
+            return [verdict.on_headers(), *self._give_back(self.body if body is None else body)]
         if self._header_answered:
-            out.request_body.response.MergeFrom(mutation)
-            if body is not None:
-                out.request_body.response.body_mutation.body = body
-            return [out]
-        out.request_headers.response.MergeFrom(mutation)
-        return [out, *([_CONTINUE_BODY] * self._pending_bodies)]
+            return [verdict.on_body(body)]
+        return [verdict.on_headers(), *([_CONTINUE_BODY] * self._pending_bodies)]
 
     def hold(self, seconds: float) -> list[ep.ProcessingResponse]:
         """Ask Envoy to wait so long for :meth:`answer`. Once only: Envoy ignores a second one and times out (504). In
@@ -218,18 +244,15 @@ class Exchange:
             return [out]
         return [_PASS[part]]
 
-    def _read_head(self, headers: object) -> RequestHead:
+    def _read_head(self, headers: Iterable[HeaderValue]) -> RequestHead:
         plain: dict[str, str] = {}
-        pseudo: dict[str, str] = {}
-        for header in headers:  # type: ignore[attr-defined]
+        for header in headers:
             raw = header.raw_value
-            value = raw.decode("utf-8", "replace") if raw else header.value
-            name = header.key
-            if name[:1] == ":":
-                pseudo[name] = value
-            else:
-                plain[name.lower()] = value
-        self.authority = pseudo.get(":authority", "")
-        path, _, query = pseudo.get(":path", "/").partition("?")
+            plain[header.key.lower()] = raw.decode("utf-8", "replace") if raw else header.value
+        take = plain.pop
+        for name in _OTHER_PSEUDO:
+            take(name, "")
+        self.authority = take(":authority", "")
+        path, _, query = take(":path", "/").partition("?")
         identity = plain.get(REQUEST_ID) or self._new_id()
-        return RequestHead(identity, pseudo.get(":method", "GET"), path, query, plain)
+        return RequestHead(identity, take(":method", "GET"), path, query, plain)

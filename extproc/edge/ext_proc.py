@@ -218,14 +218,14 @@ class ExtProcServicer(ep_grpc.ExternalProcessorServicer):
         visit.lease_id = decided.lease.id
         if self._stay:
             visit.feedback = StreamFeedback(self._ledger, decided.lease, self._clock())
-        mutation, metadata = self._answers.decision(decided)
+        verdict = self._answers.decision(decided)
         body = None
         if exchange.body is not None:
             body = answers.spliced(decided, exchange.body, request.plain, request.model_span)
         if body is not None:
-            mutation = answers.with_body(mutation, body, was_encoded=request.plain is not None)
-        exchange.body = exchange.body if body is None or exchange.body is None else body
-        return exchange.answer(mutation, metadata, body)
+            verdict = answers.with_body(verdict, body, was_encoded=request.plain is not None)
+            exchange.body = body
+        return exchange.answer(verdict, body)
 
     async def _read(
         self, head: RequestHead, body: bytes | None, *, is_part: bool, brief: bool

@@ -6,7 +6,7 @@ import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ep
 
-from extproc.edge.exchange import Exchange, ProtocolError, State
+from extproc.edge.exchange import Exchange, ProtocolError, State, Verdict
 
 
 def headers(
@@ -31,7 +31,7 @@ def decide(exchange: Exchange, replaced: bytes | None = None) -> list[ep.Process
     mutation = ep.CommonResponse(clear_route_cache=True)
     metadata = ep.ProcessingResponse()
     metadata.dynamic_metadata.update({"envoy.lb": {"a": "b"}})
-    return exchange.answer(mutation, metadata, replaced)
+    return exchange.answer(Verdict(mutation, metadata), replaced)
 
 
 def test_buffered_headers_go_on_and_the_body_carries_the_decision() -> None:
@@ -171,3 +171,16 @@ def test_an_id_is_made_when_the_gateway_gives_none() -> None:
     exchange.receive(message)
     assert exchange.head is not None
     assert exchange.head.id == "made"
+
+
+def test_a_verdict_answers_many_requests_and_a_replaced_body_stays_with_its_own() -> None:
+    verdict = Verdict(ep.CommonResponse(clear_route_cache=True), ep.ProcessingResponse())
+    answers = []
+    for replaced in (None, b'{"model":"b"}', None):
+        exchange = Exchange()
+        exchange.receive(headers())
+        exchange.receive(body(b"{}"))
+        answers += exchange.answer(verdict, replaced)
+    bodies = [answer.request_body.response.body_mutation.body for answer in answers]
+    assert bodies == [b"", b'{"model":"b"}', b""]
+    assert all(answer.request_body.response.clear_route_cache for answer in answers)
