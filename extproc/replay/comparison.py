@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from extproc.config.envoy_message import did_you_mean
 from extproc.replay.arrival import Arrival
 from extproc.replay.driver import Driver
 from extproc.replay.policies import Policy
 from extproc.replay.result import Run
 from extproc.replay.setup import Setup
 from extproc.replay.traces import read_trace
-from extproc.replay.workload import builtin_names, generate, load_workload
+from extproc.replay.workload import builtin_names, generate, load_workload, no_such_trace
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,11 +37,7 @@ def load_trace(
         return Trace(workload.name, generate(workload, requests or 2000, rate * rate_scale, seed))
     path = Path(name)
     if not path.exists():
-        known = builtin_names()
-        raise ReplayError(
-            f"there is no trace `{name}`: no such file, and no built-in workload of that name"
-            f"{did_you_mean(name, known) or '.'} Built in: {', '.join(known)}"
-        )
+        raise no_such_trace(name)
     return Trace(path.name, read_trace(path, rate_scale=rate_scale, limit=requests))
 
 

@@ -22,6 +22,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import difflib
 import heapq
 import math
 import random
@@ -89,6 +90,14 @@ def builtin_names() -> list[str]:
     )
 
 
+def no_such_trace(name: str) -> ReplayError:
+    """What to say of a name that is neither a file nor a built-in workload."""
+    known = builtin_names()
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return ReplayError(f"{name}: no such file or built-in workload{hint} Built in: {', '.join(known)}")
+
+
 def load_workload(name: str) -> Workload:
     """A built-in workload by name, or a YAML file of your own by path.
 
@@ -100,8 +109,10 @@ def load_workload(name: str) -> Workload:
     else:
         try:
             text = Path(name).read_text("utf-8")
+        except FileNotFoundError:
+            raise no_such_trace(name) from None
         except OSError as error:
-            raise ReplayError(f"{name}: no such file, and no workload of that name: {error}") from error
+            raise ReplayError(f"{name}: {error.strerror or error}") from error
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -101,7 +101,7 @@ def test_the_command_writes_numbers_and_a_page(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["nothing.jsonl"], "nothing.jsonl"),
-        (["chatt"], "did you mean `chat`? Built in: agents, batch, chat, lora, rag, shared-prompt"),
+        (["chatt"], "did you mean chat? Built in: agents, batch, chat, lora, rag, shared-prompt"),
         (["chat", "--policy", "best"], "best"),
         (["chat", "--engine-preset", "abacus"], "abacus"),
         (["chat", "--fault", "burn"], "burn"),
