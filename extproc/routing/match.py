@@ -146,7 +146,7 @@ class Router:
         return bad_request(f"{message} Set `model` in the request body.", param="model", reason="no_model")
 
     def _unserved(self, request: InferenceRequest, tenant: Tenant, pools: tuple[str, ...]) -> Rejection:
-        known = sorted(model for pool in pools for model in self._served[pool] if tenant.may_use(model))
+        known = sorted(model for pool in pools for model in self._served[pool] if tenant.sees(model))
         return model_not_found(request.model or "", known)
 
 
