@@ -25,7 +25,8 @@ from extproc.demo_banner import banner
 from extproc.demo_engines import Engine, EngineError, look
 from extproc.edge.bootstrap import render
 from extproc.edge.children import Child, ChildFailed
-from extproc.fleet_view import AdminError, counted, fetch, fleet_table
+from extproc.fleet_view import AdminError, fetch, fleet_table
+from extproc.telemetry.columns import counted
 
 CLUSTER_TYPE = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 DEFAULT_COUNT = 3

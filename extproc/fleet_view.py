@@ -13,17 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from extproc.telemetry.columns import Column, counted, fitting, wider
 from extproc.telemetry.explain import explain
 from extproc.telemetry.short_names import short_names
 
-_GAP = 2
-"""Blanks between columns: one of padding, one where the box would have its line."""
 _UNBOUNDED = 1000
 
 
@@ -107,18 +104,6 @@ def fleet_table(endpoints: Sequence[Mapping[str, Any]], most_rows: int | None = 
 
 
 @dataclass(slots=True, frozen=True)
-class _Column:
-    head: str
-    rank: int
-    """Columns with high ranks go first when the screen is narrow; 0 always stays."""
-    cells: Sequence[Text]
-
-    @property
-    def width(self) -> int:
-        return max(len(self.head), *(cell.cell_len for cell in self.cells), 0) + _GAP
-
-
-@dataclass(slots=True, frozen=True)
 class _FleetTable:
     endpoints: Sequence[Mapping[str, Any]]
     most_rows: int | None
@@ -127,19 +112,7 @@ class _FleetTable:
         """The table and its sums for this width."""
         rows = self.endpoints
         columns = _columns(rows) if rows else []
-        room, shown = options.max_width + _GAP, []
-        for column in sorted(columns, key=lambda column: column.rank):
-            room -= column.width
-            if room < 0 and column.rank:
-                break
-            shown.append(column)
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
-        kept = [column for column in columns if column in shown]
-        for column in kept:
-            left = column.head in ("endpoint", "pool", "state")
-            table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
-        for cells in list(zip(*(column.cells for column in kept), strict=True))[: self.most_rows]:
-            table.add_row(*cells)
+        table, hidden = fitting(columns, options.max_width, self.most_rows)
         yield table
         running, ended = sum(row["leases"] for row in rows), sum(row["ended_1m"] for row in rows)
         not_shown = 0 if self.most_rows is None else max(len(rows) - self.most_rows, 0)
@@ -148,24 +121,23 @@ class _FleetTable:
             + f"{counted(len(rows), 'endpoint')}, {counted(running, 'request')} open, {ended} ended in the last minute",
             "dim",
         )
-        hidden = [column.head for column in columns if column not in shown]
         if hidden:
-            yield Text("on a wider screen also: " + ", ".join(hidden), "dim")
+            yield wider(hidden)
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     """All columns, in the order in which they are shown."""
     names = short_names(row["endpoint"] for row in rows)
     ended = sum(row["ended_1m"] for row in rows)
     pools = [row["pool"] + (f" {row['version']}" if row["version"] else "") for row in rows]
 
-    def column(head: str, rank: int, cell: Callable[[Mapping[str, Any]], str]) -> _Column:
-        return _Column(head, rank, [Text(cell(row)) for row in rows])
+    def column(head: str, rank: int, cell: Callable[[Mapping[str, Any]], str]) -> Column:
+        return Column(head, rank, [Text(cell(row)) for row in rows], left=head == "endpoint")
 
     return [
         column("endpoint", 0, lambda row: names[row["endpoint"]]),
-        _Column("pool", 1 if len(set(pools)) > 1 else 13, [Text(pool) for pool in pools]),
-        _Column("state", 0, [Text(*_state(row)) for row in rows]),
+        Column("pool", 1 if len(set(pools)) > 1 else 13, [Text(pool) for pool in pools], left=True),
+        Column("state", 0, [Text(*_state(row)) for row in rows], left=True),
         column("open", 0, lambda row: str(row["leases"])),
         column("ended 1m", 2, lambda row: str(row["ended_1m"])),
         column("share", 3, lambda row: f"{row['ended_1m'] / ended:.0%}" if ended else "-"),
@@ -179,11 +151,6 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[_Column]:
         column("prefill/s", 10, lambda row: f"{row['prefill_tokens_per_s']:.0f}"),
         column("scraped", 11, lambda row: _seconds(row["scrape_age_s"])),
     ]
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 endpoint``, ``2 endpoints``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _screen() -> Console:

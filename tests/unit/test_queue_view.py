@@ -46,6 +46,23 @@ def test_an_empty_fleet_is_a_table_too() -> None:
     assert "0 requests wait" in text(queue_report(core(spec("e")).admission, [], 0.0))
 
 
+def test_without_anything_to_note_there_is_no_column_for_it() -> None:
+    quiet = core(spec("e", max_concurrency=1))
+    for n in range(2):
+        submit(quiet, f"a{n}")
+    shown = text(queue_report(quiet.admission, ["llama"], 3.0))
+    assert shown.splitlines()[0].split() == [
+        "pool",
+        "priority",
+        "tenant",
+        "waiting",
+        "oldest",
+        "s",
+        "tokens/s",
+    ]
+    assert "1 request waits" in shown
+
+
 def test_metrics_count_waiting_by_tenant_and_never_by_address() -> None:
     built = core(limits=LimitRules(client=Limit(concurrency=50)))
     metrics = Metrics(built.fleet.endpoints, lambda: 0.0, process=False)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from extproc.cli import app
 from extproc.replay.page import html
 from extproc.replay.plots import Bar, Line, bars, lines
+from extproc.replay.report import table
 from extproc.replay.result import Run, Served, quantile
 from extproc.replay.setup import Slo
 
@@ -45,6 +48,34 @@ def test_the_summary_counts_failures_and_hits() -> None:
     assert summary["slo_attained"] == pytest.approx(1 / 3, abs=1e-4)
     assert summary["max_over_mean_load"] == 1.5
     assert (summary["ttft_p50_s"], summary["ttft_p90_s"]) == (0.5, 2.0)
+
+
+def compared(width: int, *runs: Run) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table("chat", runs))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_table_is_never_cut_and_names_what_it_leaves_out(width: int) -> None:
+    text = compared(width, replace(result(served(0.5, 1.0)), policy="production-stack-trie"))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for head in ("hits", "in SLO", "good/s", "max/mean", "failed"):
+        assert head in text
+    assert ("on a wider screen also: " in text) == (width < 140)
+
+
+def test_failures_are_shown_however_narrow() -> None:
+    text = compared(60, result(served(0.5, 1.0), served(0.0, 0.0, status=503)))
+    assert "failed" in text.split("on a wider screen also")[0]
+
+
+def test_the_help_shows_a_whole_fault_at_80_columns() -> None:
+    text = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(app, ["replay", "--help"]).output
+    assert "slow:engine=3:at=60" in text
+    assert "down:engine=0:for=9" in text
 
 
 def test_plots_are_well_formed_and_escape_names() -> None:
