@@ -153,6 +153,7 @@ class Gateway:
         self.admin = HttpServer(settings.listen.admin, admin)
         self._bind_metrics()
         self._tasks: list[asyncio.Task[None]] = []
+        self._drain_notice_s = settings.listen.drain_notice
         self._stopping = False
 
     async def start(self) -> None:
@@ -205,7 +206,7 @@ class Gateway:
 
     async def _drain(self, grace_s: float) -> None:
         """Wait until Envoy sends nothing more and everything begun has been answered."""
-        began, notice_s = self.clock(), self.live.snapshot.settings.listen.drain_notice
+        began, notice_s = self.clock(), self._drain_notice_s
         while (waited := self.clock() - began) < grace_s:
             heard = waited >= notice_s or not self.access_log.counts.streams
             if heard and not self.ext_proc.counts.in_flight and not self.guard.counts.streams:
