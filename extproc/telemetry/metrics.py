@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
 )
@@ -27,7 +25,7 @@ from extproc.ledger import Settlement
 from extproc.outcome import Usage
 from extproc.scheduling.strategy import Choice
 from extproc.telemetry.decision import reason_of
-from extproc.telemetry.family import CappedLabel, Family
+from extproc.telemetry.family import CappedLabel, Count, Family, Spread
 from extproc.telemetry.fleet_series import FleetSeries
 from extproc.telemetry.mirrored import MirroredSeries, Reading
 
@@ -55,101 +53,74 @@ class Metrics:
         self.mirrored = MirroredSeries()
         self._endpoints = endpoints
         self._requests = Family(
-            Counter(
-                "extproc_requests",
-                "Requests that ended, refused ones included.",
-                ("pool", "model", "code", "reason"),
-                registry=registry,
-            )
+            Count,
+            "extproc_requests",
+            "Requests that ended, refused ones included.",
+            ("pool", "model", "code", "reason"),
         )
         self._decisions = Family(
-            Counter(
-                "extproc_decisions",
-                "Decisions for an endpoint, by strategy and by why: only_one, load, prefix, spill.",
-                ("endpoint", "strategy", "reason"),
-                registry=registry,
-            )
+            Count,
+            "extproc_decisions",
+            "Decisions for an endpoint, by strategy and by why: only_one, load, prefix, spill.",
+            ("endpoint", "strategy", "reason"),
         )
-        self._decision_seconds = Histogram(
-            "extproc_decision_seconds",
-            "Time of our own code per decision.",
-            buckets=_DECISION,
-            registry=registry,
+        self._decision_seconds = Family(
+            Spread.over(_DECISION), "extproc_decision_seconds", "Time of our own code per decision."
         )
         self._ttft = Family(
-            Histogram(
-                "extproc_ttft_seconds",
-                "Streamed requests: from the first byte sent to an engine to its first body byte.",
-                ("pool", "model"),
-                buckets=_TTFT,
-                registry=registry,
-            )
+            Spread.over(_TTFT),
+            "extproc_ttft_seconds",
+            "Streamed requests: from the first byte sent to an engine to its first body byte.",
+            ("pool", "model"),
         )
         self._duration = Family(
-            Histogram(
-                "extproc_request_duration_seconds",
-                "Where a request's time went: waiting (before it was sent), engine, proxying (the rest).",
-                ("pool", "part"),
-                buckets=_DURATION,
-                registry=registry,
-            )
+            Spread.over(_DURATION),
+            "extproc_request_duration_seconds",
+            "Where a request's time went: waiting (before it was sent), engine, proxying (the rest).",
+            ("pool", "part"),
         )
         self._tokens = Family(
-            Counter(
-                "extproc_tokens",
-                "Tokens as engines reported them: input, cached (part of input), output.",
-                ("pool", "model", "kind"),
-                registry=registry,
-            )
+            Count,
+            "extproc_tokens",
+            "Tokens as engines reported them: input, cached (part of input), output.",
+            ("pool", "model", "kind"),
         )
         self._no_usage = Family(
-            Counter(
-                "extproc_requests_without_usage",
-                "Successful generations whose token counts were not reported.",
-                ("pool", "model"),
-                registry=registry,
-            )
+            Count,
+            "extproc_requests_without_usage",
+            "Successful generations whose token counts were not reported.",
+            ("pool", "model"),
         )
         self._scrapes = Family(
-            Counter(
-                "extproc_scrapes",
-                "Scrapes: ok, refused, timeout, status, too_large, unreadable, broken, dns, tls.",
-                ("endpoint", "result"),
-                registry=registry,
-            )
+            Count,
+            "extproc_scrapes",
+            "Scrapes: ok, refused, timeout, status, too_large, unreadable, broken, dns, tls.",
+            ("endpoint", "result"),
         )
         self._config_generation = Gauge(
             "extproc_config_generation", "Number of the configuration in use, 1 at start.", registry=registry
         )
         self._reloads = Family(
-            Counter(
-                "extproc_config_reloads",
-                "Changes of the configuration files: applied, rejected (the old state stays).",
-                ("result",),
-                registry=registry,
-            )
+            Count,
+            "extproc_config_reloads",
+            "Changes of the configuration files: applied, rejected (the old state stays).",
+            ("result",),
         )
         for result in ("applied", "rejected"):
             # A counter that begins with its first event shows no increase by it.
             self._reloads.of(result)
-        self._lag = Histogram(
-            "extproc_loop_lag_seconds", "How late the event loop woke up.", buckets=_LAG, registry=registry
-        )
+        self._lag = Family(Spread.over(_LAG), "extproc_loop_lag_seconds", "How late the event loop woke up.")
         self._lag_worst = Gauge(
             "extproc_loop_lag_worst_seconds",
             "Longest delay of the event loop in the last ten seconds.",
             registry=registry,
         )
         self.fleet_series = FleetSeries(endpoints, clock)
+        self.gauges = (self._config_generation, self._lag_worst)
+        for family in self.families:
+            registry.register(family)
         registry.register(self.fleet_series)
         registry.register(self.mirrored)
-        self.direct: tuple[Counter | Gauge | Histogram, ...] = (
-            *(family.metric for family in self._families()),
-            self._decision_seconds,
-            self._config_generation,
-            self._lag,
-            self._lag_worst,
-        )
         if process:
             ProcessCollector(namespace="extproc", registry=registry)
 
@@ -167,7 +138,7 @@ class Metrics:
     def decided(self, ranked: Sequence[Choice], strategy: str, seconds: float) -> None:
         """A decision was made for the first of ``ranked``; it took ``seconds`` of our time."""
         self._decisions.of(ranked[0].endpoint.key, strategy, reason_of(ranked)).inc()
-        self._decision_seconds.observe(seconds)
+        self._decision_seconds.of().observe(seconds)
 
     def refused(self, pool: str, model: str, status: int, reason: str) -> None:
         """We answered a request ourselves with an error."""
@@ -207,7 +178,7 @@ class Metrics:
 
     def lagged(self, seconds: float, worst: float) -> None:
         """The event loop woke up this late; ``worst`` of the last ten seconds."""
-        self._lag.observe(seconds)
+        self._lag.of().observe(seconds)
         self._lag_worst.set(worst)
 
     def sweep(self) -> None:
@@ -220,16 +191,20 @@ class Metrics:
         """The page in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _families(self) -> tuple[Family[Counter] | Family[Histogram], ...]:
+    @property
+    def families(self) -> tuple[Family[Count] | Family[Spread], ...]:
+        """What is counted here, event by event."""
         return (
             self._requests,
             self._decisions,
+            self._decision_seconds,
             self._ttft,
             self._duration,
             self._tokens,
             self._no_usage,
             self._scrapes,
             self._reloads,
+            self._lag,
         )
 
     def _used(self, pool: str, model: str, usage: Usage) -> None:
@@ -240,7 +215,10 @@ class Metrics:
 
 def catalogue(metrics: Metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
     """(name, type, labels, help) of every metric defined here, sorted, as the documentation lists them."""
-    own = [(family, tuple(metric._labelnames)) for metric in metrics.direct for family in metric.describe()]
+    own = [
+        *((metric, family.labels) for family in metrics.families for metric in family.describe()),
+        *((metric, ()) for gauge in metrics.gauges for metric in gauge.describe()),
+    ]
     read = [
         (family, tuple(getattr(family, "_labelnames", ())))
         for collector in (metrics.fleet_series, metrics.mirrored)
