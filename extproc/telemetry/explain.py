@@ -2,7 +2,8 @@
 of it.
 
 Candidates are columns, best first, as many as the width allows; cost terms are rows, so that their names stay
-readable on a narrow terminal. Zero is a dot, what is not known a dash.
+readable on a narrow terminal. Zero is a dot, what is not known a dash; rows that are zero for every candidate
+are named in one line, so that all fits on 24 lines.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MOST_COLUMNS = 12
 """Candidates shown at most, however wide the screen; ``--json`` has more."""
 _GAP = 2
 _HELD = "tokens held"
+_ZERO = "·"
 _PLAIN = "via_upstream"
 """Envoy's response details when the engine answered and nothing else is to be said."""
 
@@ -82,8 +84,7 @@ def _asked(record: Mapping[str, Any]) -> Table:
     _fact(table, "request", record["id"])
     _fact(table, "at", f"{when}, decided in {record['took_us']:.0f} us")
     asked = f"{record['api']}, model {record['model'] or '-'}" + (", streamed" if record["stream"] else "")
-    _fact(table, "asked for", asked)
-    _fact(table, "by", record["tenant"] or "-")
+    _fact(table, "asked for", f"{asked}, by {record['tenant'] or '-'}")
     prompt = f"{record['prompt_tokens']} tokens in {record['prompt_bytes']} bytes"
     _fact(table, "prompt", prompt + (f", {record['media']} media" if record["media"] else ""))
     version = f", version {record['version']}" if record["version"] else ""
@@ -99,24 +100,30 @@ def _candidates(record: Mapping[str, Any], width: int) -> RenderResult:
     rows: Sequence[Mapping[str, Any]] = record["candidates"]
     names = _names(record)
     unit = " s" if _in_seconds(record) else ""
-    labels = ["", "", *record["terms"], f"cost{unit}", _HELD, "open leases"]
+    labels = ["in seconds" if unit else "", "", *record["terms"], f"cost{unit}", _HELD, "open leases"]
     left = max(len(label) for label in labels) + _GAP
     columns = [(_cells(record, row, names), row["endpoint"] == record["chosen"]) for row in rows]
     widths = [max(map(len, cells)) + _GAP for cells, _ in columns]
     shown = _that_fit(rows, widths, width - left)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column(Text(labels[0], style="italic"), no_wrap=True)
     for position in shown:
         cells, chosen = columns[position]
         style = "bold green" if chosen else ""
         table.add_column(Text(cells[0], style=style), justify="right", no_wrap=True, style=style)
-    cost_at = len(record["terms"]) + 2
+    cost_at, zero = len(record["terms"]) + 2, []
     for line, label in enumerate(labels[1:], 1):
-        values = [Text(columns[position][0][line]) for position in shown]
-        bold = "bold" if line == cost_at else ""
-        table.add_row(Text(label), *values, style=bold, end_section=line in (1, cost_at - 1, cost_at))
-    yield Text("candidates, best first" + (", in seconds" if unit else ""), style="italic")
+        values = [columns[position][0][line] for position in shown]
+        if line not in (1, cost_at) and all(cells[line] == _ZERO for cells, _ in columns):
+            zero.append(label)
+        else:
+            bold = "bold" if line == cost_at else ""
+            table.add_row(Text(label), *map(Text, values), style=bold)
     yield table
+    if zero:
+        yield Text(
+            "zero: " + ", ".join(label.removesuffix(unit) if unit else label for label in zero), style="dim"
+        )
     more = record["candidates_total"] - len(shown)
     if more > 0:
         yield Text(f"and {more} more, see --json", style="dim")
@@ -226,13 +233,13 @@ def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
     if value == 0:
-        return "·"
+        return _ZERO
     return "<0.001" if 0 < value < 0.0005 else f"{value:.3f}"
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if value else "·"
+    return "-" if value is None else f"{value:.4g}" if value else _ZERO
 
 
 def _dot(value: int) -> str:
-    return str(value) if value else "·"
+    return str(value) if value else _ZERO

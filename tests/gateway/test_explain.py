@@ -75,17 +75,50 @@ def shown(said: dict[str, Any], width: int) -> list[str]:
 def test_every_term_and_the_choice_are_readable(width: int, candidates: int) -> None:
     lines = shown(record(candidates, holder=candidates - 1), width)
     text = "\n".join(lines)
-    for word in (*TERMS, "cost s", "tokens held", "open leases", "CHOSEN", "engine-99", "draining"):
+    for word in (
+        *(term.removesuffix(" s") for term in TERMS),
+        "cost s",
+        "tokens held",
+        "open leases",
+        "CHOSEN",
+        "engine-99",
+        "draining",
+    ):
         assert word in text
     assert "…" not in text
     assert max(map(len, lines)) <= width
 
 
+def test_the_usual_record_fits_on_24_lines() -> None:
+    outcome = {
+        "status": 200,
+        "outcome": "success",
+        "reason": "ok",
+        "endpoint": "engine-0/127.0.0.1:8000",
+        "attempts": 1,
+        "waiting_s": 0.001,
+        "ttft_s": 0.1,
+        "duration_s": 1.0,
+        "input_tokens": 6200,
+        "cached_tokens": 0,
+        "output_tokens": 50,
+        "details": "via_upstream",
+        "flags": [],
+    }
+    lines = shown(record(3, holder=0, outcome=outcome, removed=[], removed_total=0), 80)
+    assert len(lines) < 24, "one is for the prompt of the shell"
+
+
 def test_zero_terms_are_dots_and_small_ones_are_not_zero() -> None:
     lines = {line[:11].strip(): line.split()[2:] for line in shown(record(3), 80)}
-    assert lines["adapter s"] == ["·", "·", "·"]
     assert lines["stall s"] == ["<0.001"] * 3
     assert lines["queue s"] == ["·", "0.125", "0.250"]
+
+
+def test_what_is_zero_everywhere_is_one_line() -> None:
+    lines = shown(record(3), 80)
+    assert "zero: slots, adapter, decode, pressure, tokens held" in lines
+    assert not any(line.startswith("adapter s") for line in lines)
 
 
 def test_who_holds_most_is_shown_however_expensive() -> None:
