@@ -102,9 +102,9 @@ class Lease:
         return self.endpoint, self.uncached_tokens
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Settlement:
-    """How a lease ended; ``end`` is None when no final record came (dropped or dead)."""
+    """How a lease ended; ``end`` is None when no final record came (dropped or dead). Never changed."""
 
     lease: Lease
     outcome: Outcome

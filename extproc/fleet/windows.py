@@ -55,6 +55,12 @@ class Window:
         self, ttft_s: float | None, duration_s: float, output_tokens: int | None, outcome: Outcome, now: float
     ) -> None:
         """Count one ended request."""
+        self.count(ttft_s, _bin(duration_s), output_tokens, outcome, now)
+
+    def count(
+        self, ttft_s: float | None, position: int, output_tokens: int | None, outcome: Outcome, now: float
+    ) -> None:
+        """As :meth:`record`, with the bin of the duration."""
         number = int(now // self._part_s)
         part = self._parts[number % len(self._parts)]
         if part.number != number:
@@ -66,7 +72,7 @@ class Window:
             part.failed += 1
             return
         part.done += 1
-        part.bins[_bin(duration_s)] += 1
+        part.bins[position] += 1
         part.tokens += output_tokens or 0
         if ttft_s is not None:
             part.ttft_count += 1
@@ -126,8 +132,9 @@ class Stats:
     ) -> None:
         """Count one ended request. ``ttft_s`` is None for replies that were not streamed: their first byte is
         late."""
-        self.minute.record(ttft_s, duration_s, output_tokens, outcome, now)
-        self.five_minutes.record(ttft_s, duration_s, output_tokens, outcome, now)
+        position = _bin(duration_s)
+        self.minute.count(ttft_s, position, output_tokens, outcome, now)
+        self.five_minutes.count(ttft_s, position, output_tokens, outcome, now)
 
 
 def _bin(duration_s: float) -> int:

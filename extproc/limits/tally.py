@@ -34,8 +34,9 @@ class ReplySizes:
             return
         sums = self._sums.setdefault((model, stream), [0.0, 0.0, 0.0])
         self._sums.move_to_end((model, stream))
-        for place, value in enumerate((size, output_tokens, 1.0)):
-            sums[place] = sums[place] * _MEMORY + value
+        sums[0] = sums[0] * _MEMORY + size
+        sums[1] = sums[1] * _MEMORY + output_tokens
+        sums[2] = sums[2] * _MEMORY + 1.0
         if len(self._sums) > _MAX_MODELS:
             self._sums.popitem(last=False)
 

@@ -29,9 +29,9 @@ MAX_LISTED = 32
 MAX_BLOCKS = 32
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Ending:
-    """How the request ended; ``end`` is None when no final record came."""
+    """How the request ended; ``end`` is None when no final record came. Never changed."""
 
     outcome: Outcome
     reason: str
