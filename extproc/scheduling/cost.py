@@ -38,7 +38,7 @@ _ADAPTER_FRESH_S = 10.0
 class Scene:
     """The candidates of one decision, with what several terms need read once."""
 
-    __slots__ = ("backlogs", "endpoints", "matched", "rates", "trusts")
+    __slots__ = ("_works", "backlogs", "endpoints", "matched", "rates", "trusts")
 
     def __init__(self, candidates: Sequence[Candidate], now: float) -> None:
         self.endpoints = [candidate.endpoint for candidate in candidates]
@@ -58,6 +58,14 @@ class Scene:
             for candidate in candidates
         ]
         """Prompt tokens held, discounted where usage reports say that matches were too good."""
+        self._works: list[float] | None = None
+
+    def works(self, query: Query) -> list[float]:
+        """Units of work that the scene's one prompt is on each candidate, where it is not cached."""
+        if self._works is None:
+            prompt, share = query.prompt_tokens, query.attention
+            self._works = [work(prompt - matched, matched, share) for matched in self.matched]
+        return self._works
 
     def blend(self, column: list[float | None]) -> list[float]:
         """What scrapes said: by trust, and for the rest the mean of those that are known."""
@@ -119,14 +127,11 @@ class PrefillTerm:
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
         """``work(prompt - matched * trust) * (1 / rate + max(waiting - 1, 0) / mean rate)``."""
-        prompt = query.prompt_tokens
-        share = query.attention
         count = len(scene.endpoints)
         unstarted = sum(endpoint.backlog.unstarted for endpoint in scene.endpoints) / count
         behind = max(unstarted - 2.0, 0.0) / (sum(scene.rates) / count)  # one of them is being computed
         return [
-            work(prompt - matched, matched, share) * (1.0 / rate + behind)
-            for matched, rate in zip(scene.matched, scene.rates, strict=True)
+            units * (1.0 / rate + behind) for units, rate in zip(scene.works(query), scene.rates, strict=True)
         ]
 
 
@@ -146,11 +151,10 @@ class StallTerm:
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
         """``work(uncached) / rate * leases * weight``, a tenth of the stream's weight for each."""
-        prompt, weight = query.prompt_tokens, self._weight
-        share = query.attention
+        weight = self._weight
         return [
-            work(prompt - matched, matched, share) / rate * endpoint.leases * weight
-            for matched, rate, endpoint in zip(scene.matched, scene.rates, scene.endpoints, strict=True)
+            units / rate * endpoint.leases * weight
+            for units, rate, endpoint in zip(scene.works(query), scene.rates, scene.endpoints, strict=True)
         ]
 
 

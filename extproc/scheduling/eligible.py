@@ -37,11 +37,18 @@ def eligible(
     usable: list[Endpoint] = []
     removed: list[tuple[Endpoint, str]] = []
     warming: list[Endpoint] = []
+    draining, warming_up, prefill = Lifecycle.DRAINING, Lifecycle.WARMING, Role.PREFILL
     for endpoint in endpoints:
-        word = _never(endpoint, adapter)
-        if word:
-            removed.append((endpoint, word))
-        elif endpoint.lifecycle is Lifecycle.WARMING:
+        lifecycle, state = endpoint.lifecycle, endpoint.state
+        if lifecycle is draining:
+            removed.append((endpoint, "draining"))
+        elif endpoint.spec.role is prefill:
+            removed.append((endpoint, "role"))
+        elif state is not None and state.sleeping:
+            removed.append((endpoint, "sleeping"))
+        elif adapter and not endpoint.serves(adapter):
+            removed.append((endpoint, "adapter"))
+        elif lifecycle is warming_up:
             warming.append(endpoint)
         else:
             usable.append(endpoint)
@@ -61,21 +68,10 @@ def eligible(
         usable = _keep(usable, removed, [e.spec.version == version for e in usable], "version")
     if room is None:
         usable = _keep(usable, removed, [_has_room(e) for e in usable], "full")
-    usable = _keep(usable, removed, [_moves(e, now, policy.queue_share) for e in usable], "saturated")
+    share = policy.queue_share
+    moving = [e.spec.max_concurrency is None or _moves(e, now, share) for e in usable]
+    usable = _keep(usable, removed, moving, "saturated")
     return usable, removed
-
-
-def _never(endpoint: Endpoint, adapter: str) -> str:
-    if endpoint.lifecycle is Lifecycle.DRAINING:
-        return "draining"
-    if endpoint.spec.role is Role.PREFILL:
-        return "role"
-    state = endpoint.state
-    if state is not None and state.sleeping:
-        return "sleeping"
-    if adapter and not endpoint.serves(adapter):
-        return "adapter"
-    return ""
 
 
 def _bounded(usable: list[Endpoint], admitted: list[bool], now: float, share: float) -> list[bool]:

@@ -42,11 +42,12 @@ class ExpectedLatency:
             PressureTerm(),
             SessionTerm(),
         )
+        self._names = tuple(f"{term.name} s" for term in self._terms)
 
     @property
     def terms(self) -> tuple[str, ...]:
         """The cost terms, in seconds."""
-        return tuple(f"{term.name} s" for term in self._terms)
+        return self._names
 
     def rank(self, query: Query, candidates: Sequence[Candidate], now: float) -> list[Choice]:
         """Lowest cost first."""
