@@ -72,6 +72,8 @@ class Scene:
         trusts = self.trusts
         if None not in column and min(trusts) == 1.0:
             return column  # type: ignore[return-value]
+        if column.count(None) == len(column):
+            return [0.0] * len(column)
         weights = [0.0 if value is None else trust for value, trust in zip(column, trusts, strict=True)]
         total = sum(weights)
         if total <= 0.0:
