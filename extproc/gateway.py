@@ -103,6 +103,7 @@ class Gateway:
         limits = StreamLimits(
             settings.limits.max_streams,
             settings.limits.max_buffered_bytes,
+            max_plain_bytes=settings.limits.max_body_bytes,
             brown_out_lag_s=settings.limits.brown_out_lag,
         )
         self.lag = LoopLag(self.metrics.lagged)
@@ -390,10 +391,10 @@ async def run(config_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gateway = Gateway(config_path, snapshot)
-    try:
     # What is loaded by now stays to the end. A full collection that walks it holds the event loop for tens of milliseconds.
     gc.collect()
     gc.freeze()
+    try:
         await gateway.start()
         await stop.wait()
         log.info("stopping")

@@ -127,6 +127,15 @@ class Gateway:
     def config_file(self) -> Path:
         return self.directory / "extproc.yaml"
 
+    async def decides(self, deadline_s: float = 15.0) -> None:
+        """Wait until extproc answers through Envoy. (Envoy's own word on its health is half a second old.)"""
+
+        async def healthy() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as reply:
+                return reply.status == 200
+
+        await until(healthy, deadline_s, "extproc answers through Envoy")
+
     async def restart_extproc(self) -> None:
         """Start a new extproc where the last one was; it must be dead by now."""
         self.extproc = await _start_extproc(self.directory, self.extproc.admin_port)

@@ -191,7 +191,7 @@ async def test_what_operators_did_outlives_extproc(tmp_path: Path) -> None:
         await lab.extproc.kill()
         await lab.gateway.restart_extproc()
         await lab.extproc.ready()
-        await lab.gateway.envoy.healthy_processor()
+        await lab.gateway.decides()
         assert await lives(lab) == {"a": "draining", "b": "ready"}
         assert await served_by(lab, 4) == {"b": 4}
 

@@ -206,7 +206,7 @@ async def test_a_gateway_foretells_what_engines_find_also_after_its_own_restart(
         await extproc.kill()
         await fleet.gateway.restart_extproc()
         await fleet.gateway.extproc.ready()
-        await fleet.gateway.envoy.healthy_processor()
+        await fleet.gateway.decides()
         await exact(fleet)
         for prompt in prompts:
             said, found = await foretold(fleet, prompt)

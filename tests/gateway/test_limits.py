@@ -123,7 +123,7 @@ async def test_the_budget_of_a_day_survives_a_restart(tmp_path: Path) -> None:
         await lab.extproc.child.stop()
         await lab.gateway.restart_extproc()
         await lab.extproc.ready()
-        await lab.gateway.envoy.healthy_processor()
+        await lab.gateway.decides()
         assert (await lab.post(chat(max_tokens=1), **KEY))[0] == 429
 
 

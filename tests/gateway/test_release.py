@@ -119,7 +119,7 @@ async def test_split_pin_orders_restart_and_webhook(tmp_path: Path) -> None:
         await lab.extproc.kill()
         await lab.gateway.restart_extproc()
         await lab.extproc.ready()
-        await lab.gateway.envoy.healthy_processor()
+        await lab.gateway.decides()
         assert (await release(lab))["state"] == "paused"
         assert await served(lab, 50) == first
 

@@ -225,7 +225,7 @@ class TestRunningStreams:
         assert {status for status, _, _ in await asyncio.gather(*running)} == {200}
         await lab.gateway.restart_extproc()
         await lab.extproc.ready()
-        await lab.gateway.envoy.healthy_processor()
+        await lab.gateway.decides()
         await until(lambda: _served(lab), 5, "requests pass")
         await lab.extproc.idle()
 
