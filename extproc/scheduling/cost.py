@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from statistics import median_low
 from typing import Protocol
 
 from extproc.fleet.endpoint import Endpoint
@@ -116,11 +117,12 @@ class QueueTerm:
 class PrefillTerm:
     """The request's own prompt tokens that are not cached there, over the prefill rate.
 
-    In a fleet with queues, work that need not be done delays more than its own request: all that wait behind it,
-    on average as many as wait anywhere. So beyond the first, each request that waits on an endpoint of the fleet
-    (the mean over it) adds the same work once more, at the fleet's mean rate: how fast the endpoint is makes no
-    difference to what the fleet loses. Without this a fleet near its limit spreads conversations for the sake of
-    queues, computes them again everywhere, and thereby makes the queues.
+    In a fleet with queues, work that need not be done delays more than its own request: all that wait behind it, as
+    many as wait on the typical endpoint. So beyond the first, each of them adds the same work once more, at the
+    fleet's mean rate: how fast the endpoint is makes no difference to what the fleet loses. Without this a fleet near
+    its limit spreads conversations for the sake of queues, computes them again everywhere, and thereby makes the
+    queues. Typical is the lower median: while half of the fleet is idle, computing a hot prefix there delays nobody,
+    however long the queue is where it is cached.
 
     Source: the cache view's match, discounted by ``Rates.match_trust``; unstarted leases.
     """
@@ -128,10 +130,10 @@ class PrefillTerm:
     name = "prefill"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``work(prompt - matched * trust) * (1 / rate + max(waiting - 1, 0) / mean rate)``."""
-        count = len(scene.endpoints)
-        unstarted = sum(endpoint.backlog.unstarted for endpoint in scene.endpoints) / count
-        behind = max(unstarted - 2.0, 0.0) / (sum(scene.rates) / count)  # one of them is being computed
+        """``work(prompt - matched * trust) * (1 / rate + max(waiting - 2, 0) / mean rate)``."""
+        waiting = median_low(endpoint.backlog.unstarted for endpoint in scene.endpoints)
+        mean_rate = sum(scene.rates) / len(scene.rates)
+        behind = max(waiting - 2.0, 0.0) / mean_rate  # one of them is being computed
         return [
             units * (1.0 / rate + behind) for units, rate in zip(scene.works(query), scene.rates, strict=True)
         ]
