@@ -39,6 +39,16 @@ Loads are shares of what the same engines do under least-requests when all reque
 | perturbed | attention five times and decoding ten times as dear, 256-token KV blocks, 30 % jitter of each step |
 """
 
+CAUSES = {
+    "perturbed": "step times vary by a third: who sees first tokens knows what nobody can foretell",
+    "lag": "what engines show is five to ten seconds old",
+    "starved": "memory decides when a request starts: tokens in use say more than the work ahead",
+    "lora": "a place for an adapter is free when its last request ends, which is heard of late",
+    "2 engines": "one long prompt is half of the fleet: few decisions, much chance",
+    "": "first tokens seen at once against first tokens told afterwards; streams count a little too",
+}
+"""Word in a cell's name -> why a peer may be first there; the first that fits counts."""
+
 NOTES = """
 ## Reading it
 
@@ -110,19 +120,36 @@ def lost(cells: Mapping[str, Rows]) -> list[tuple[float, str, str]]:
         best = min(rows, key=lambda policy: mean(rows[policy], KEY))
         ratio = mean(rows[DEFAULT], KEY) / mean(rows[best], KEY)
         if ratio > NEAR:
-            low, high = spread(rows[DEFAULT], KEY)
-            other_low, other_high = spread(rows[best], KEY)
-            overlap = "" if low > other_high or high < other_low else ", intervals overlap"
-            found.append((ratio, name, f"{best} {mean(rows[best], KEY):.3f} s{overlap}"))
+            found.append((ratio, name, best))
     return sorted(found, reverse=True)
 
 
 def lost_table(cells: Mapping[str, Rows]) -> str:
     """The cells in which the default is not first."""
-    lines = ["| cell | default, p90 TTFT | first | behind |", "|---|---:|---|---:|"]
-    for ratio, name, who in lost(cells):
-        lines.append(f"| {name} | {mean(cells[name][DEFAULT], KEY):.3f} s | {who} | {ratio - 1:.0%} |")
+    lines = [
+        "| cell | default, p90 TTFT s | first, p90 TTFT s | behind | hits, default and first | E2E p50 over the first | "
+        "probable cause |",
+        "|---|---:|---|---:|---:|---:|---|",
+    ]
+    for ratio, name, best in lost(cells):
+        own, other = cells[name][DEFAULT], cells[name][best]
+        hits = f"{mean(own, 'hit_ratio'):.0%}, {mean(other, 'hit_ratio'):.0%}"
+        whole = mean(own, "e2e_p50_s") / mean(other, "e2e_p50_s")
+        lines.append(
+            f"| {name} | {interval(own)} | {best} {interval(other)} | {ratio - 1:.0%} | {hits} | {whole:.2f} | {why(name)} |"
+        )
     return "\n".join(lines)
+
+
+def interval(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Mean p90 TTFT, with the lowest and highest of the seeds."""
+    low, high = spread(rows, KEY)
+    return f"{mean(rows, KEY):.3g}" if low == high else f"{mean(rows, KEY):.3g} ({low:.3g} to {high:.3g})"
+
+
+def why(name: str) -> str:
+    """The first cause that fits a cell."""
+    return next(cause for word, cause in CAUSES.items() if word in name)
 
 
 def hit_table(cells: Mapping[str, Rows]) -> str:
@@ -192,8 +219,12 @@ def page(cells: Mapping[str, Rows], policies: Sequence[str], seeds: int) -> str:
         f"`{DEFAULT}` is first or within 3 % of the first in p90 time to first token in {len(cells) - len(behind)} of "
         f"{len(cells)} cells, and {geometric(over_best(cells, DEFAULT)):.2f} times the best of each cell in the "
         f"geometric mean; the next policy is at "
-        f"{min(geometric(over_best(cells, p)) for p in policies if p != DEFAULT):.2f}. Means of {seeds} seeds "
-        "(one where 128 engines run)."
+        f"{min(geometric(over_best(cells, p)) for p in policies if p != DEFAULT):.2f}. "
+        + (
+            f"Means of {seeds} seeds (one where 128 engines run); in brackets the lowest and highest."
+            if seeds > 1
+            else "One seed."
+        )
     )
     return "\n\n".join(
         [
