@@ -113,9 +113,8 @@ async def test_a_hot_prefix_spills_when_waiting_costs_more_than_computing_and_no
         assert record["chosen"].startswith(min(rows, key=lambda name: rows[name]["cost"]))
     spill = costs(left[0])
     assert spill[home]["matched_tokens"] > 5000 > spill[other]["matched_tokens"]
-    assert (
-        spill[home]["queue s"] + spill[home]["prefill s"] + spill[home]["stall s"] > spill[other]["prefill s"]
-    )
+    assert spill[home]["cost"] > spill[other]["cost"] >= spill[other]["prefill s"]
+    assert spill[home]["queue s"] > 0.5, "it is the wait that costs"
     before = [record for record in records if record["at"] < left[0]["at"]]
     assert len(before) >= 3, "and until then every request stayed"
     assert all(record["chosen"].startswith(home) for record in before)
@@ -157,14 +156,14 @@ async def test_a_slow_replica_gets_less_and_its_share_back_when_it_recovers(four
     numbers = iter(range(1_000_000))
 
     async def share(requests: int) -> float:
-        """Part of the next requests, 40 at a time, that the replica gets."""
+        """Part of the next requests that the replica gets; 80 at a time, or nobody would have to wait for the fast ones."""
         start = len(four.answers)
 
         async def client() -> None:
             while len(four.answers) - start < requests:
                 await four.ask(tokens(400, f"work {next(numbers)}"))
 
-        await asyncio.gather(*(client() for _ in range(40)))
+        await asyncio.gather(*(client() for _ in range(80)))
         return spread(four.answers[start:])[slow] / (len(four.answers) - start)
 
     async def share_until(enough: Any, rounds: int) -> list[float]:
@@ -178,7 +177,7 @@ async def test_a_slow_replica_gets_less_and_its_share_back_when_it_recovers(four
     await four.fault(slow, slow=5)
     falling = await share_until(lambda value: value <= 0.12, 8)
     assert falling[-1] <= 0.12, f"a quarter would be its share if it were as fast as the others: {falling}"
-    settled = await share(120)
+    settled = await share(360)
     assert 0.01 <= settled <= 0.15, "by its speed a sixteenth is due"
     await four.fault(slow, slow=1)
     rising = await share_until(lambda value: value >= 0.2, 20)
