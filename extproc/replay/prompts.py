@@ -7,9 +7,6 @@ engine gets names of its own, finer or coarser blocks.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from struct import pack
-
 from extproc.api.request import Api, InferenceRequest, Prompt, RequestHead
 from extproc.replay.arrival import Arrival
 from extproc.simulator.job import Job
@@ -17,18 +14,18 @@ from extproc.simulator.job import Job
 MODEL = "replayed"
 
 
-@lru_cache(maxsize=16_384)
-def _run(name: int, size: int) -> bytes:
-    return (pack("<Q", name & 0xFFFFFFFFFFFFFFFF) * (size // 8 + 1))[:size]
+_NAME = 0xFFFFFFFFFFFFFFFF
 
 
 def request_of(arrival: Arrival, bytes_per_token: float = 4.0) -> InferenceRequest:
     """What the edge would have parsed."""
     size = int(arrival.block_tokens * bytes_per_token)
     length = max(int(arrival.prompt_tokens * bytes_per_token), 1)
-    pieces = [
-        _run(name, size) for name in arrival.blocks[: -(-arrival.prompt_tokens // arrival.block_tokens)]
-    ]
+    names = arrival.blocks[: -(-arrival.prompt_tokens // arrival.block_tokens)]
+    copies, rest = divmod(size, 8)
+    pieces = [(name & _NAME).to_bytes(8, "little") * copies for name in names]
+    if rest:
+        pieces = [piece + piece[:rest] for piece in pieces]
     spare = size * len(pieces) - length
     if spare > 0:
         pieces[-1] = pieces[-1][:-spare]
