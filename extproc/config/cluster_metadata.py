@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from extproc.config import envoy_message
 from extproc.config.problem import Problem
@@ -29,6 +31,8 @@ class ClusterSettings:
     kv_replay_port: int | None = None
     metrics_path: str | None = None
     metrics_port: int | None = None
+    dcgm_url: str | None = None
+    dcgm_gpus: tuple[str, ...] = ()
     role: Role = Role.BOTH
     state: str = "ready"
     keep_alive_s: float = 5.0
@@ -53,6 +57,8 @@ class ClusterSettings:
             tls=tls,
             kv_events_port=self.kv_events_port,
             kv_replay_port=self.kv_replay_port,
+            dcgm_url=self.dcgm_url,
+            dcgm_gpus=self.dcgm_gpus,
             locality=locality,
             labels=self.labels,
         )
@@ -147,6 +153,28 @@ def _path(value: object) -> str:
     return value
 
 
+def _url(value: object) -> str:
+    wanted = ValueError("a URL such as http://10.0.0.1:9400/metrics (without user, password or #)")
+    if not isinstance(value, str):
+        raise wanted
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        raise wanted from None
+    readable = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    if not readable or parts.username is not None or parts.fragment or re.search(r"[\s\x00-\x1f]", value):
+        raise wanted
+    return value
+
+
+def _gpus(value: object) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else [value]
+    if not items or any(isinstance(item, bool) or not isinstance(item, (int, str)) for item in items):
+        raise ValueError("a list of GPUs by number or UUID, such as [0, 1]")
+    return tuple(str(item) for item in items)
+
+
 def _role(value: object) -> Role:
     try:
         return Role(str(value))
@@ -177,6 +205,8 @@ _READERS: dict[str, Callable[[object], object]] = {
     "kv_replay_port": _whole(1, 65_535),
     "metrics_path": _path,
     "metrics_port": _whole(1, 65_535),
+    "dcgm_url": _url,
+    "dcgm_gpus": _gpus,
     "role": _role,
     "state": _state,
     "keep_alive_s": _seconds,

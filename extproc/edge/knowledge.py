@@ -1,4 +1,5 @@
-"""What is known of the engines beyond their metrics, put together: KV events, model lists, tokens of prompts, sessions."""
+"""What is known of the engines beyond their metrics, put together: KV events, model lists, GPU use, tokens of prompts,
+sessions."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from extproc.api.request import InferenceRequest
 from extproc.config.schema import Settings
 from extproc.config.snapshot import Snapshot
 from extproc.core import Core
+from extproc.edge.dcgm_poll import DcgmPoll
 from extproc.edge.kv_events import KvEvents
 from extproc.edge.models_poll import ModelsPoll
 from extproc.edge.scraper import Access
@@ -32,6 +34,7 @@ class Knowledge:
             replay_timeout_s=settings.kv_events.replay_timeout,
         )
         self.models_poll = ModelsPoll(core.fleet, access=access)
+        self.dcgm_poll = DcgmPoll(core.fleet.endpoints)
         said = settings.tokenizers
         self.tokenizers = TokenizerPool(
             threads=said.threads, deadline_s=said.deadline, max_tokens=said.memory
@@ -43,6 +46,7 @@ class Knowledge:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.kv_events.run())
             group.create_task(self.models_poll.run())
+            group.create_task(self.dcgm_poll.run())
 
     def close(self) -> None:
         """Let the threads go."""

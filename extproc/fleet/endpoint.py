@@ -18,6 +18,7 @@ _FRESH = 3.0
 _WORTHLESS = 12.0
 _FULL = 0.9
 _MAX_ADAPTERS = 64
+_GPU_KNOWN_S = 30.0
 
 
 class Role(StrEnum):
@@ -59,6 +60,10 @@ class EndpointSpec:
     """Where rank 0 publishes KV-cache events (ZeroMQ)."""
     kv_replay_port: int | None = None
     """Where rank 0 replays them; None: as the engine says, or not at all."""
+    dcgm_url: str | None = None
+    """Metrics page of the dcgm-exporter that watches the endpoint's GPUs."""
+    dcgm_gpus: tuple[str, ...] = ()
+    """Which GPUs of that page are the endpoint's, by number or UUID; none given: all of them."""
     listed: bool = False
     """Envoy must be told the address: the cluster has several endpoints behind an ``override_host``
     policy."""
@@ -86,6 +91,8 @@ class Endpoint:
         "backlog",
         "fresh_until",
         "generation",
+        "gpu_utilization",
+        "gpu_utilization_at",
         "health",
         "key",
         "leases",
@@ -138,6 +145,10 @@ class Endpoint:
         self.state: EngineState | None = None
         """The newest scrape, whatever its age; None before the first."""
         self.scrape_failures = 0
+        self.gpu_utilization: float | None = None
+        """Of the endpoint's busiest GPU, 0..1, as DCGM last said, whatever the age. Shown; no decision uses it."""
+        self.gpu_utilization_at = float("-inf")
+        """When that was (monotonic seconds)."""
         self.removed = False
         """No longer configured; open leases keep the object until they end."""
 
@@ -162,6 +173,10 @@ class Endpoint:
         if state is None or not state.kv_blocks or not state.block_size:
             return None
         return int(state.kv_blocks * state.block_size)
+
+    def gpu_utilization_known(self, now: float) -> float | None:
+        """Use of the endpoint's busiest GPU, 0..1; None where nobody told in the last 30 seconds."""
+        return self.gpu_utilization if now - self.gpu_utilization_at <= _GPU_KNOWN_S else None
 
     def trust(self, now: float) -> float:
         """How much the newest scrape counts: 1 up to an age of three intervals, then falling to 0 at

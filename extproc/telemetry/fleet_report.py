@@ -46,6 +46,10 @@ def _report(endpoint: Endpoint, now: float) -> dict[str, object]:
         "sleeping": state.sleeping if state else None,
         "adapters": sorted(state.running_adapters) if state and state.running_adapters is not None else None,
         "hit_share": hit_share(endpoint),
+        "gpu_utilization": endpoint.gpu_utilization_known(now),
+        "gpu_utilization_age_s": (
+            now - endpoint.gpu_utilization_at if endpoint.gpu_utilization is not None else None
+        ),
         "scrape_age_s": now - state.at if state else None,
         "scrape_failures": endpoint.scrape_failures,
         "ttft_1m_s": stats.minute.ttft_s(now),

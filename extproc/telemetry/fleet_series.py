@@ -80,6 +80,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[Endpoint, float], float | None]], ...] 
     ),
     ("engine_hit_share", "Share of prompt tokens found in the engine's cache.", lambda e, now: hit_share(e)),
     (
+        "gpu_utilization",
+        "Use of the endpoint's busiest GPU, 0 to 1, as DCGM says.",
+        lambda e, now: e.gpu_utilization_known(now),
+    ),
+    (
         "scrape_age_seconds",
         "Age of the newest good scrape.",
         lambda e, now: None if e.state is None else now - e.state.at,
