@@ -56,6 +56,10 @@ def test_a_value_that_says_nothing_is_unknown_and_leaves_the_other_gpus(value: s
     assert use(series(value) + series("12", gpu=1)) == 0.12
 
 
+def test_the_zero_that_exporters_write_for_a_mig_instance_is_unknown() -> None:
+    assert use('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",GPU_I_PROFILE="1g.5gb",GPU_I_ID="7"} 0\n') is None
+
+
 @pytest.mark.parametrize("text", ["", "<html>502</html>", "DCGM_FI_DEV_MEM_COPY_UTIL 5\n"])
 def test_a_page_without_the_series_is_unknown(text: str) -> None:
     assert use(text) is None
