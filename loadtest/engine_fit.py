@@ -6,7 +6,9 @@ Rules of this file:
   rate + quadratic * tokens^2 / 2``; decode: the time between tokens is ``floor + per_seq * sequences + per_token *
   tokens they hold`` (``extproc/simulator/profile.py``). ``front`` is what passes outside of the engine's steps: HTTP,
   tokenizer, processes that talk to each other;
-- both are least squares of relative errors with no constant below zero: a term that would be is left out.
+- both are least squares of relative errors with no constant below zero: a term that would be is left out. Prompts of
+  about one length count once, with their median: a machine that does other things too makes outliers, and the scatter
+  around the fit (``jitter``) is the median deviation for the same reason.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from extproc.simulator.profile import Profile
+
+_SIGMA = 1.4826
+"""Standard deviation over median absolute deviation of a normal distribution."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,13 +65,14 @@ def fit(
     """
     steps = [sample.step_s for sample in decodes]
     floor, per_seq, per_token = least_squares([[1.0, one.sequences, one.kv_tokens] for one in decodes], steps)
-    times = [sample.ttft_s for sample in prefills]
-    rows = [[1.0, one.tokens, one.tokens**2 / 2] for one in prefills]
+    typical = _medians(prefills)
+    times = [sample.ttft_s for sample in typical]
+    rows = [[1.0, one.tokens, one.tokens**2 / 2] for one in typical]
     constant, linear, quadratic = least_squares(rows, times)
     if not linear and not quadratic:
         raise ValueError("longer prompts did not take longer")
     told = [constant + linear * one.tokens + quadratic * one.tokens**2 / 2 for one in prefills]
-    errors = [seen / expected - 1 for seen, expected in zip(times, told, strict=True)]
+    errors = [abs(one.ttft_s / expected - 1) for one, expected in zip(prefills, told, strict=True)]
     profile = Profile(
         prefill_tokens_per_s=1 / linear if linear else math.inf,
         decode_base_s=floor,
@@ -77,9 +83,22 @@ def fit(
         kv_blocks=kv_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        jitter=statistics.pstdev(errors),
+        jitter=_SIGMA * statistics.median(errors),
     )
     return Fit(profile, max(constant - floor, 0.0))
+
+
+def _medians(samples: Sequence[PrefillSample]) -> list[PrefillSample]:
+    """One sample for each length, lengths within 5 % taken together."""
+    groups: list[list[PrefillSample]] = []
+    for one in sorted(samples, key=lambda sample: sample.tokens):
+        if not groups or one.tokens > groups[-1][0].tokens * 1.05:
+            groups.append([])
+        groups[-1].append(one)
+    return [
+        PrefillSample(group[len(group) // 2].tokens, statistics.median(one.ttft_s for one in group))
+        for group in groups
+    ]
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

@@ -49,6 +49,16 @@ def test_scatter_becomes_the_jitter_of_a_step() -> None:
     )
 
 
+def test_a_few_outliers_change_nothing() -> None:
+    clean = [PrefillSample(size + n, 0.025 + TRUE.prefill_s(size)) for size in SIZES for n in range(5)]
+    slow = [PrefillSample(size, 1.0) for size in SIZES]
+    decodes = [DecodeSample(1, 100, 0.011), DecodeSample(8, 900, 0.018), DecodeSample(4, 6000, 0.014)]
+    sizes = {"block_size": 32, "kv_blocks": 900, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
+    found = fit(clean + slow, decodes, **sizes)
+    assert found.profile.prefill_tokens_per_s == pytest.approx(4_000.0, rel=0.02)
+    assert found.profile.jitter < 0.05
+
+
 def test_a_term_that_would_be_negative_is_left_out() -> None:
     rows = [[1.0, n, n * n] for n in (1.0, 2.0, 3.0, 4.0)]
     constant, linear, square = least_squares(rows, [1.0, 1.7, 2.3, 2.8])
