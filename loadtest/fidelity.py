@@ -6,8 +6,10 @@
 Multi-turn chats that share a system prompt go open loop through Envoy and extproc to two real vLLM servers under three
 policies, in turn, each run with a cache salt of its own, so none finds what another left. Before that both servers
 answer single prompts and small batches at the same time; the engine model's constants are fitted to those answers
-(``loadtest/engine_fit.py``), never to the runs they are to foretell. Then ``extproc replay`` plays the same arrivals, with
-the token ids that vLLM's own tokenizer gives, under the same policies against two engines with these constants.
+(``loadtest/engine_fit.py``), and one factor to the median TTFT of the first policy: how much slower the machine is when
+gateway and client work too. Hit ratios, the other policies and the shape are foretold. Then ``extproc replay`` plays the
+same arrivals, with the token ids that vLLM's own tokenizer gives, under the same policies against two engines with these
+constants.
 
 Compared: share of prompt tokens found in caches (by ``usage``), TTFT, the order of the policies by each, and the shape of
 TTFT (p90 over p50; the largest distance between the two distributions, each divided by its median). Answers of a
@@ -20,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import random
 import shutil
 import statistics
@@ -298,6 +301,35 @@ def simulated(trace: Sequence[Arrival], found: Fit, policy: str, bytes_per_token
     )
 
 
+def slowed(found: Fit, factor: float) -> Fit:
+    """The same engine with everything taking ``factor`` times as long."""
+    profile = found.profile
+    return Fit(
+        replace(
+            profile,
+            prefill_tokens_per_s=profile.prefill_tokens_per_s / factor,
+            attention_quadratic=profile.attention_quadratic * factor,
+            decode_base_s=profile.decode_base_s * factor,
+            decode_per_seq_s=profile.decode_per_seq_s * factor,
+            decode_per_kv_token_s=profile.decode_per_kv_token_s * factor,
+        ),
+        found.front_s * factor,
+    )
+
+
+def contention(trace: Sequence[Arrival], found: Fit, median_s: float, bytes_per_token: float) -> float:
+    """How much slower than alone the machine was in the first policy's run, by its median TTFT (0.5 to 8): client,
+    gateway and engines share cores, which no sample of an engine alone shows. The other policies are foretold."""
+    low, high = 0.5, 8.0
+    for _ in range(8):
+        middle = math.sqrt(low * high)
+        if simulated(trace, slowed(found, middle), POLICIES[0], bytes_per_token).at(0.5) < median_s:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)
+
+
 def distance(one: Outcome, other: Outcome) -> float:
     """Largest difference of the distributions of TTFT over its median: 0 is the same shape, 1 nothing in common."""
     first = [ttft / one.at(0.5) for ttft in one.ttfts]
@@ -406,8 +438,12 @@ async def measure(engines: Sequence[Vllm], wanted: argparse.Namespace, work: Pat
     sizes = [len(ids) for ids in tokens]
     told = sum(len(message["content"]) for one in asks for message in one.messages)
     trace = arrivals(asks, tokens, span)
+    outcomes = {policy: seen(answers[policy]) for policy in POLICIES}
+    factor = contention(trace, found, outcomes[POLICIES[0]].at(0.5), told / sum(sizes))
+    found = slowed(found, factor)
     model = {policy: simulated(trace, found, policy, told / sum(sizes)) for policy in POLICIES}
     return {
+        "contention": round(factor, 3),
         "requests": len(asks),
         "rounds": wanted.rounds,
         "span_s": round(span, 2),
@@ -415,7 +451,7 @@ async def measure(engines: Sequence[Vllm], wanted: argparse.Namespace, work: Pat
         "prompt_tokens": {"min": min(sizes), "mean": round(statistics.fmean(sizes)), "max": max(sizes)},
         "front_s": found.front_s,
         "profile": asdict(found.profile),
-        **compared({policy: seen(answers[policy]) for policy in POLICIES}, model),
+        **compared(outcomes, model),
     }
 
 
@@ -461,7 +497,7 @@ def main() -> None:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         document = asyncio.run(started(wanted, Path(work)))
-    print(f"\n{table(document)}")
+    print(f"\nfactor {document['contention']}, fitted to the median TTFT of {POLICIES[0]}\n{table(document)}")
     if wanted.json:
         Path(wanted.json).write_text(json.dumps(document, indent=1))
 
