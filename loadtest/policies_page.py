@@ -42,8 +42,8 @@ Loads are shares of what the same engines do under least-requests when all reque
 CAUSES = {
     "perturbed": "step times vary by a third: who sees first tokens knows what nobody can foretell",
     "lag": "what engines show is five to ten seconds old",
-    "starved": "memory decides when a request starts: tokens in use say more than the work ahead",
     "lora": "a place for an adapter is free when its last request ends, which is heard of late",
+    "starved": "memory decides when a request starts: tokens in use say more than the work ahead",
     "2 engines": "one long prompt is half of the fleet: few decisions, much chance",
     "": "first tokens seen at once against first tokens told afterwards; streams count a little too",
 }
