@@ -8,15 +8,18 @@ Rules of this file:
 - a block's name is 64 bits: integers come signed or unsigned, bytes are taken by their last eight, as vLLM
   itself shortens them;
 - a batch that is no batch raises :class:`WireError`; a single event that makes no sense is counted and the
-  others are kept. Nothing here knows what a name means.
+  others are kept. Nothing here knows what a name means;
+- opening a batch only finds where its events begin: each is read when its turn comes, because an engine may put
+  a whole cache into one message.
 
 Source: ``vllm/distributed/kv_events.py`` of vLLM 0.8 to 0.32 (arrays first; events as maps from 0.26 on).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -62,58 +65,62 @@ class Cleared:
     """The whole cache was dropped."""
 
 
+class Odd(Enum):
+    """An event that cannot be taken."""
+
+    UNDECODABLE = "undecodable"
+    """Its fields make no sense."""
+    UNKNOWN = "unknown"
+    """We do not know its type."""
+
+
 Event = Stored | Removed | Cleared
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one message holds."""
+    """What one message holds: iterate it, an event at a time."""
 
     at: float
     """Unix seconds, by the engine's clock."""
-    events: list[Event] = field(default_factory=list)
-    undecodable: int = 0
-    """Events of known type whose fields make no sense."""
-    unknown: int = 0
-    """Events of types that we do not know."""
+    rows: list[msgspec.Raw]
+
+    def __iter__(self) -> Iterator[Event | Odd]:
+        for row in self.rows:
+            try:
+                yield _event(_decode(row))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                yield Odd.UNDECODABLE
+
+
+class _Array(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+
+
+class _Map(msgspec.Struct):
+    ts: float
+    events: list[msgspec.Raw]
+
+
+_open_array = msgspec.msgpack.Decoder(_Array).decode
+_open_map = msgspec.msgpack.Decoder(_Map).decode
 
 
 def decode(payload: bytes) -> Batch:
-    """Read one message's payload. Raises WireError when it is no batch."""
-    at, rows = _open(payload)
-    batch = Batch(at)
-    for row in rows:
-        try:
-            event = _event(row)
-        except (ValueError, TypeError, LookupError, AttributeError):
-            batch.undecodable += 1
-            continue
-        if event is None:
-            batch.unknown += 1
-        else:
-            batch.events.append(event)
-    return batch
+    """Open one message's payload. Raises WireError when it is no batch."""
+    try:
+        # A map's first byte is 0x80 to 0x8f, or 0xde or 0xdf: https://github.com/msgpack/msgpack/blob/master/spec.md
+        is_map = payload[:1] in b"\xde\xdf" or payload[:1] < b"\x90"
+        outer = _open_map(payload) if is_map else _open_array(payload)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError("no batch") from error
+    return Batch(outer.ts, outer.events)
 
 
 def time_of(payload: bytes) -> float:
     """When the engine made the batch. Raises WireError when it is no batch."""
-    return _open(payload)[0]
-
-
-def _open(payload: bytes) -> tuple[float, list[Any]]:
-    try:
-        outer = _decode(payload)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise WireError("no msgpack") from error
-    if isinstance(outer, Mapping):
-        at, rows = outer.get("ts"), outer.get("events")
-    elif isinstance(outer, list) and len(outer) >= 2:
-        at, rows = outer[0], outer[1]
-    else:
-        raise WireError("no batch")
-    if isinstance(at, bool) or not isinstance(at, (int, float)) or not isinstance(rows, list):
-        raise WireError("no batch")
-    return float(at), rows
+    return decode(payload).at
 
 
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -135,7 +142,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 """Event type -> the order of its fields as an array."""
 
 
-def _event(row: Any) -> Event | None:
+def _event(row: Any) -> Event | Odd:
     if isinstance(row, Mapping):
         kind, values = row["type"], row
     else:
@@ -174,7 +181,7 @@ def _event(row: Any) -> Event | None:
             _text(values.get("medium"), "GPU").upper(),
             values.get("group_idx"),
         )
-    return Cleared() if kind == "AllBlocksCleared" else None
+    return Cleared() if kind == "AllBlocksCleared" else Odd.UNKNOWN
 
 
 def _names(values: Any) -> list[int]:

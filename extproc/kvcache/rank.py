@@ -49,7 +49,7 @@ from enum import StrEnum
 
 from xxhash import xxh3_64_intdigest
 
-from extproc.kvcache.events import Cleared, WireError, decode, time_of
+from extproc.kvcache.events import Cleared, Odd, WireError, decode, time_of
 from extproc.kvcache.precise import PreciseIndex
 
 _MAX_KEPT = 20_000
@@ -237,11 +237,16 @@ class Rank:
             self._doubt()
             return
         self._newest = max(self._newest, batch.at)
-        counts.undecodable += batch.undecodable
-        counts.unknown += batch.unknown
-        if batch.undecodable:
-            self._doubt()
-        for event in batch.events:
+        for event in batch:
+            if event is Odd.UNDECODABLE:
+                counts.undecodable += 1
+                self._doubt()
+                yield 1
+                continue
+            if event is Odd.UNKNOWN:
+                counts.unknown += 1
+                yield 1
+                continue
             yield from self._index.apply(self.shelf, event)
             if isinstance(event, Cleared):
                 self._empty_shelf()

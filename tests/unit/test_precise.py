@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.kvcache.events import Batch, decode
+from extproc.kvcache.events import Odd, decode
 from extproc.kvcache.precise import PreciseIndex, Shelf
 from tests.unit.kv_engine import BLOCK, batch, chain, removed, stored
 
@@ -16,12 +16,11 @@ TOKENS = list(range(16))
 NAMES = [101, 102, 103, 104]
 
 
-def apply(index: PreciseIndex, shelf: Shelf, *events: Any) -> Batch:
-    found = decode(batch(*events))
-    for event in found.events:
+def apply(index: PreciseIndex, shelf: Shelf, *events: Any) -> None:
+    for event in decode(batch(*events)):
+        assert not isinstance(event, Odd)
         for _ in index.apply(shelf, event):
             pass
-    return found
 
 
 def held(index: PreciseIndex, tokens: list[int] = TOKENS, slot: int = 0, **more: Any) -> float:

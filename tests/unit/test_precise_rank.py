@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extproc.kvcache.precise import PreciseIndex
 from extproc.kvcache.rank import Rank, RankCounts, State
-from tests.unit.kv_engine import BLOCK, KvEngine, chain
+from tests.unit.kv_engine import BLOCK, KvEngine, batch, chain
 
 
 class Link:
@@ -340,3 +340,13 @@ def test_an_endpoint_of_several_ranks_counts_their_mean(count: int) -> None:
     links[0].engine.prompt(PROMPT)
     links[0].settle()
     assert links[0].matched(PROMPT) == pytest.approx(6 / count)
+
+
+def test_a_message_of_many_events_is_taken_in_slices() -> None:
+    index = PreciseIndex()
+    rank = Rank(index, 0, RankCounts(), can_replay=False)
+    rank.message(0, batch(*(["BlockStored", [name], None, [name] * 4, 4] for name in range(100)), ["Other"]))
+    steps = 1
+    while rank.step():
+        steps += 1
+    assert (steps, len(rank.shelf.names), index.counts.unknown) == (102, 100, 1)
