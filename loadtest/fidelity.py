@@ -431,8 +431,11 @@ async def measure(engines: Sequence[Vllm], wanted: argparse.Namespace, work: Pat
         async with running_gateway(work, clusters, settings) as gateway:
             for policy in POLICIES:  # connections, and what extproc does at its first requests
                 await play(session, gateway.url, asks[:4], 2.0, policy)
-            for _ in range(wanted.rounds):
-                for policy in POLICIES:
+            for turn in range(wanted.rounds):
+                first = turn % len(
+                    POLICIES
+                )  # each comes first, in the middle and last: a machine's mood drifts
+                for policy in (*POLICIES[first:], *POLICIES[:first]):
                     answers[policy] += await play(session, gateway.url, asks, span, policy)
                     print(f"real {policy}: {seen(answers[policy]).summary()}", flush=True)
     sizes = [len(ids) for ids in tokens]

@@ -14,11 +14,14 @@ Rules of this file:
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +33,7 @@ from extproc.replay.faults import Fault
 from extproc.replay.policies import COMPARED, parse_policy
 from extproc.replay.result import Run
 from extproc.replay.setup import PERTURBATIONS, Setup, Slo, fleet, resolution_of
+from extproc.replay.waiting import parse_admission
 from extproc.replay.workload import builtin_names
 
 PRESET = "llama-8b-h100"
@@ -37,8 +41,15 @@ SLOWER = "llama-8b-a100"
 KV = {"ample": 1_000_000, "starved": 160_000}
 LOADS = (0.3, 0.7, 0.95)
 FLEETS = (2, 32, 128)
-TROUBLES = ("lag", "mixed", "slow node", "perturbed")
+TROUBLES = ("lag", "mixed", "slow node", "dead node", "perturbed")
+OVERLOAD = 1.2
+WAITING = "interactive:max_wait_s=2:max_ttft_s=1"
+"""Admission beyond capacity: what cannot begin within two seconds is refused."""
 REQUESTS = {2: 800, 8: 1500, 32: 3000, 128: 5000}
+MOST_SEEDS = {128: 2}
+"""Engines -> seeds, where a run takes a minute."""
+Rows = dict[str, list[dict[str, object]]]
+"""Policy -> its runs' summaries, by seed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,6 +80,7 @@ def cells(workloads: Sequence[str]) -> Iterator[Cell]:
             yield Cell(workload, engines=engines)
         for trouble in TROUBLES:
             yield Cell(workload, trouble=trouble)
+        yield Cell(workload, load=OVERLOAD)
 
 
 def setup_of(cell: Cell, arrivals: Sequence[Arrival], seed: int) -> Setup:
@@ -83,6 +95,10 @@ def setup_of(cell: Cell, arrivals: Sequence[Arrival], seed: int) -> Setup:
         return replace(setup, scrape_interval_s=5.0, scrape_lag_s=5.0)
     if cell.trouble == "slow node":
         return replace(setup, faults=(Fault("slow", 0, 4.0, span * 0.25, span * 0.5),))
+    if cell.trouble == "dead node":
+        return replace(setup, faults=(Fault("down", 0, at_s=span * 0.25, for_s=span * 0.5),))
+    if cell.load > 1.0:
+        return replace(setup, admission=parse_admission(WAITING))
     return setup
 
 
@@ -137,28 +153,55 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--policy", action="append", help="default: all")
     parser.add_argument("--cell", action="append", help="only cells whose name has all words of this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--quiet", action="store_true")
     wanted = parser.parse_args()
     names = [*(["conversation"] if wanted.trace else []), *builtin_names()]
-    source = Source(wanted.trace)
     policies = wanted.policy or list(COMPARED)
-    done: dict[str, dict[str, list[dict[str, object]]]] = {}
+    done: dict[str, Rows] = {}
     if wanted.out and wanted.out.exists():
         done = json.loads(wanted.out.read_text())["cells"]
     began = time.monotonic()
-    for cell in cells(names):
-        if wanted.cell and not any(all(word in cell.name for word in part.split()) for part in wanted.cell):
-            continue
-        rows = done.setdefault(cell.name, {})
-        for policy in policies:
-            have = rows.setdefault(policy, [])
-            for seed in range(len(have), 1 if cell.engines > 32 else wanted.seeds):
-                have.append(replace_trace(source.run(cell, policy, seed), cell))
-        if not wanted.quiet:
-            print_cell(cell, rows, time.monotonic() - began)
-        if wanted.out:
-            wanted.out.write_text(json.dumps({"seeds": wanted.seeds, "cells": done}, indent=0))
+    chosen = [
+        cell
+        for cell in cells(names)
+        if not wanted.cell or any(all(word in cell.name for word in part.split()) for part in wanted.cell)
+    ]
+    with ProcessPoolExecutor(wanted.jobs) as workers:
+        tasks = {
+            workers.submit(rows_of, cell, done.get(cell.name, {}), policies, wanted.seeds, wanted.trace): cell
+            for cell in chosen
+        }
+        for task in as_completed(tasks):
+            cell = tasks[task]
+            done[cell.name] = task.result()
+            if not wanted.quiet:
+                print_cell(cell, done[cell.name], time.monotonic() - began)
+            if wanted.out:
+                order = [one.name for one in cells(names)]
+                kept = {name: done[name] for name in sorted(done, key=order.index)}
+                wanted.out.write_text(json.dumps({"seeds": wanted.seeds, "cells": kept}, indent=0))
     print_verdict(done, policies)
+
+
+def rows_of(cell: Cell, have: Rows, policies: Sequence[str], seeds: int, trace: Path | None) -> Rows:
+    """A cell's results, those that are there kept."""
+    source = _source(trace)
+    rows = {policy: list(runs) for policy, runs in have.items()}
+    gc.disable()  # a run makes no cycles worth looking for
+    for policy in policies:
+        runs = rows.setdefault(policy, [])
+        for seed in range(len(runs), min(seeds, MOST_SEEDS.get(cell.engines, seeds))):
+            runs.append(replace_trace(source.run(cell, policy, seed), cell))
+            gc.collect()
+    gc.enable()
+    return rows
+
+
+@cache
+def _source(trace: Path | None) -> Source:
+    """One a process: it remembers capacities."""
+    return Source(trace)
 
 
 def replace_trace(run: Run, cell: Cell) -> dict[str, object]:
@@ -174,14 +217,14 @@ def mean(rows: Sequence[dict[str, object]], key: str) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-def print_cell(cell: Cell, rows: dict[str, list[dict[str, object]]], seconds: float) -> None:
+def print_cell(cell: Cell, rows: Rows, seconds: float) -> None:
     """Each policy's p90 TTFT and hit ratio, best first."""
     order = sorted((mean(runs, "ttft_p90_s"), name) for name, runs in rows.items() if runs)
     words = [f"{name} {value:.3f} ({mean(rows[name], 'hit_ratio'):.0%})" for value, name in order]
     print(f"[{seconds:5.0f} s] {cell.name}: {' · '.join(words)}", flush=True)
 
 
-def print_verdict(done: dict[str, dict[str, list[dict[str, object]]]], policies: Sequence[str]) -> None:
+def print_verdict(done: dict[str, Rows], policies: Sequence[str]) -> None:
     """Geometric mean of p90 TTFT over the best of each cell."""
     logs: dict[str, list[float]] = {policy: [] for policy in policies}
     for rows in done.values():

@@ -53,6 +53,13 @@ def replay(
             help="Engines unlike the model: attention, interference, blocks, jitter; may be repeated."
         ),
     ] = None,
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            help="Let requests wait in the gateway: shared, interactive, throughput or batch, and as wanted "
+            ":max_wait_s=S :max_ttft_s=S … behind it. None: each is sent at once."
+        ),
+    ] = None,
     slo_ttft: Annotated[float, typer.Option(min=0.001, help="SLO: seconds to the first token.")] = 2.0,
     slo_tpot: Annotated[float, typer.Option(min=0.001, help="SLO: seconds per further token.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Same seed, same run.")] = 0,
@@ -81,6 +88,7 @@ def replay(
         scrape_lag_s=scrape_lag,
         faults=fault or [],
         perturb=perturb or [],
+        admission=admission,
         slo_ttft_s=slo_ttft,
         slo_tpot_s=slo_tpot,
         seed=seed,

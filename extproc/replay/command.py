@@ -17,6 +17,7 @@ from extproc.replay.policies import COMPARED, Policy, parse_policy
 from extproc.replay.report import table, write_json
 from extproc.replay.result import Run
 from extproc.replay.setup import Setup, Slo, fleet, resolution_of
+from extproc.replay.waiting import parse_admission
 from extproc.telemetry.explain import explain as explain_record
 
 
@@ -39,6 +40,7 @@ class Wishes:
     scrape_lag_s: float = 0.0
     faults: Sequence[str] = ()
     perturb: Sequence[str] = ()
+    admission: str | None = None
     slo_ttft_s: float = 2.0
     slo_tpot_s: float = 0.1
     seed: int = 0
@@ -97,6 +99,7 @@ def _setup(wishes: Wishes, trace: Trace) -> Setup:
         seed=wishes.seed,
         resolution=size,
         slo=Slo(wishes.slo_ttft_s, wishes.slo_tpot_s),
+        admission=parse_admission(wishes.admission) if wishes.admission is not None else None,
     )
 
 

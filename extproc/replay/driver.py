@@ -9,6 +9,8 @@ Rules of this file:
   of its decision, as Envoy would send it; one that breaks off later has failed;
 - a peer's policy that reads the response stream in its own gateway (:class:`StreamWatcher`) gets first tokens and
   ends at once;
+- with an admission policy requests wait as in production, and a turn is taken whenever something may have made room:
+  an end, a scrape, the queue's own timer;
 - everything happens in order of (time, order of planning), randomness comes from the seed: the same setup gives the
   same run.
 """
@@ -21,7 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from extproc.admission.decision import Decision
 from extproc.admission.dispatcher import Considered
+from extproc.admission.rules import AdmissionRules
+from extproc.admission.ticket import Ticket
 from extproc.core import Core
 from extproc.engines.state import EngineState
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
@@ -147,6 +152,12 @@ class Driver:
     _samples: list[tuple[float, list[int]]] = field(default_factory=list)
     _watchers: list[StreamWatcher] = field(default_factory=list)
     _open: int = 0
+    """Requests that wait or run."""
+    _waiting: dict[int, Ticket] = field(default_factory=dict)
+    _answered: list[int] = field(default_factory=list)
+    """Requests that waited and have their answer now."""
+    _poll_at: float = float("inf")
+    """When the queue's next timer stands in the plan."""
     _core: Core = field(init=False)
 
     def run(self) -> Run:
@@ -165,6 +176,8 @@ class Driver:
                 continue
             now, _, action, what = heapq.heappop(plan)
             action(now, what)
+            if self._answered:
+                self._let_go(now)
         self.on_progress(total)
         ended = max((row.at + row.e2e_s for row in self._rows() if row.e2e_s is not None), default=0.0)
         for stand in self._stands:
@@ -216,7 +229,8 @@ class Driver:
         specs = [
             EndpointSpec(f"engine-{n:0{width}}", "10.0.0.1:8000", _POOL, models=models) for n in range(count)
         ]
-        self._core.install(Router({_POOL: pool}), specs)
+        rules = AdmissionRules({_POOL: setup.admission}) if setup.admission is not None else None
+        self._core.install(Router({_POOL: pool}), specs, rules)
         for number, profile in enumerate(setup.engines):
             engine = Engine(profile, random.Random(f"engine {number} {setup.seed}"))
             self._stands.append(_Stand(engine, self._core.fleet.endpoints[specs[number].key]))
@@ -241,14 +255,49 @@ class Driver:
     def _arrive(self, number: int) -> None:
         arrival = self.arrivals[number]
         now = arrival.at
-        decision = self._core.dispatcher.decide(request_of(arrival, self.setup.bytes_per_token), now)
-        if isinstance(decision, Rejection):
-            self._served[number] = Served(
-                arrival.id, now, -1, arrival.prompt_tokens, 0, 0, None, None, decision.status
-            )
-            return
+        request = request_of(arrival, self.setup.bytes_per_token)
         self._open += 1
-        self._send(_Flight(number, arrival, decision.choices), now)
+        if self.setup.admission is None:
+            self._go(number, self._core.dispatcher.decide(request, now), now)
+            return
+
+        ticket = self._core.admission.submit(request, now, notify=lambda: self._answered.append(number))
+        if ticket.number == 0 and ticket.answer is not None:
+            self._go(number, ticket.answer, now)
+            return
+        self._waiting[number] = ticket
+        self._plan_poll(now)
+        self._let_go(now)
+
+    def _go(self, number: int, answer: Decision | Rejection, now: float) -> None:
+        """A request has its answer: it is sent, or was refused."""
+        arrival = self.arrivals[number]
+        if isinstance(answer, Rejection):
+            self._open -= 1
+            self._served[number] = Served(
+                arrival.id, arrival.at, -1, arrival.prompt_tokens, 0, 0, None, None, answer.status
+            )
+        else:
+            self._send(_Flight(number, arrival, answer.choices), now)
+
+    def _let_go(self, now: float) -> None:
+        answered, self._answered = self._answered, []
+        for number in answered:
+            answer = self._waiting.pop(number).answer
+            assert answer is not None
+            self._go(number, answer, now)
+
+    def _plan_poll(self, now: float) -> None:
+        due = self._core.admission.next_wakeup(now)
+        if due is not None and due < self._poll_at:
+            self._poll_at = due
+            self._at(due, self._poll, None)
+
+    def _poll(self, now: float, nothing: None) -> None:
+        if now >= self._poll_at:
+            self._poll_at = float("inf")
+        self._core.admission.poll(now)
+        self._plan_poll(now)
 
     def _send(self, flight: _Flight, now: float) -> None:
         """To the next choice; the request has failed when there is none left."""
@@ -385,6 +434,8 @@ class Driver:
             waiting_adapters=frozenset(metrics.waiting_adapters),
         )
         self._core.fleet.scraped(stand.endpoint, state, now)
+        if self.setup.admission is not None:
+            self._core.admission.poll(now)
 
     def _housekeep(self, now: float, nothing: None) -> None:
         self._at(now + _HOUSEKEEP_S, self._housekeep, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from extproc.admission.policy import Policy
 from extproc.replay.arrival import Arrival
 from extproc.replay.errors import ReplayError
 from extproc.replay.faults import Fault
@@ -40,6 +41,8 @@ class Setup:
     usage: bool = True
     """Engines report token usage, cached tokens included."""
     slo: Slo = Slo()
+    admission: Policy | None = None
+    """Lets requests wait in the gateway or refuses them; None: each is sent at once."""
 
 
 PERTURBATIONS = {

@@ -16,24 +16,22 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from statistics import median_low
 from typing import Protocol
 
-from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.prefill import work
 from extproc.scheduling.strategy import Candidate, Query
 
 STREAM_WEIGHT = 0.3
 """A second lost while an answer streams, in seconds of waiting for it to begin: its reader sees slower text,
 not none."""
-_STALL_SHARE = 0.1
+STALL_SHARE = 0.1
 """A stall in the middle of a stream that runs already, against the request's own stream being slow from end to end:
 most of it disappears in the reader's own pace."""
-_MAX_INTERVAL_S = 30.0
+MAX_INTERVAL_S = 30.0
+"""Longest wait for one place that is believed."""
 _BARRIER_FROM = 0.9
 _BARRIER_TOP = 0.99
-_ADAPTER_FRESH_S = 10.0
 
 
 class Scene:
@@ -151,7 +149,7 @@ class StallTerm:
     name = "stall"
 
     def __init__(self, weight: float = STREAM_WEIGHT) -> None:
-        self._weight = weight * _STALL_SHARE
+        self._weight = weight * STALL_SHARE
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
         """``work(uncached) / rate * leases * weight``, a tenth of the stream's weight for each."""
@@ -196,59 +194,10 @@ class SlotsTerm:
                     ahead = short / strangers.tokens_per_request
             if ahead > 0.0:
                 interval = endpoint.rates.completion_interval(endpoint.leases + running)
-                column.append(ahead * interval if interval < _MAX_INTERVAL_S else ahead * _MAX_INTERVAL_S)
+                column.append(ahead * interval if interval < MAX_INTERVAL_S else ahead * MAX_INTERVAL_S)
             else:
                 column.append(0.0)
         return scene.blend(column)
-
-
-class AdapterTerm:
-    """Loading the request's LoRA adapter where it is not resident; where all places are in use, the requests of
-    one adapter must end first.
-
-    Resident are the adapters last asked for, as many as the engine has places: engines displace the one longest
-    unused. Our own requests know this before any scrape. Source: our requests and open leases, the engine's
-    number of places, and its list for what others use.
-    """
-
-    name = "adapter"
-
-    def __init__(self, load_s: float = 0.5) -> None:
-        self._load_s = load_s
-        """Seconds to load an adapter: a 100 MB adapter from local disk or a warm page cache."""
-
-    def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """0, or the loading time plus the wait for a place where none is free."""
-        adapter = query.adapter
-        if not adapter:
-            return [0.0] * len(scene.endpoints)
-        column: list[float | None] = []
-        for endpoint in scene.endpoints:
-            state = endpoint.state
-            running = state.running_adapters if state is not None else None
-            places = state.max_lora if state is not None else None
-            asked = endpoint.adapters.get(adapter)
-            fresh = asked is not None and now - asked < _ADAPTER_FRESH_S
-            if fresh or adapter in endpoint.adapter_leases:
-                column.append(0.0)
-            elif state is None or running is None:
-                column.append(None)
-            else:
-                last = islice(reversed(endpoint.adapters), places or 0)
-                resident = adapter in running or adapter in (state.waiting_adapters or ()) or adapter in last
-                column.append(0.0 if resident else self._load_s + self._wait_s(endpoint, running, places))
-        return scene.blend(column)
-
-    def _wait_s(self, endpoint: Endpoint, running: frozenset[str], places: int | None) -> float:
-        """Until all requests of one adapter have ended, if every place is in use."""
-        used = endpoint.adapter_leases
-        others = sum(1 for name in running if name not in endpoint.adapters)
-        if places is None or len(used) + others < places:
-            return 0.0
-        fewest = 1 if others else min(used.values(), default=1)
-        # The last of n exponential times is as long as one of them times 1 + 1/2 + ... + 1/n.
-        longest = sum(1.0 / number for number in range(1, min(fewest, 100) + 1))
-        return min(endpoint.rates.service * longest, _MAX_INTERVAL_S)
 
 
 class DecodeTerm:

@@ -16,6 +16,7 @@ from extproc.replay.faults import Fault, parse_fault
 from extproc.replay.policies import COMPARED, parse_policy
 from extproc.replay.result import Run
 from extproc.replay.setup import Setup, fleet, resolution_of
+from extproc.replay.waiting import parse_admission
 from extproc.replay.workload import generate, load_workload
 
 
@@ -185,3 +186,22 @@ def test_the_block_size_follows_the_prompts() -> None:
     short = [Arrival("0", 0.0, 500, 1, unique_blocks(1), 512)]
     long = [Arrival("0", 0.0, 20_000, 1, unique_blocks(40), 512)]
     assert (resolution_of(short), resolution_of(long)) == (64, 512)
+
+
+def test_with_admission_requests_wait_in_the_gateway_and_none_is_lost() -> None:
+    trace = arrivals(200, rate=60.0)
+    policy = replace(parse_admission("interactive"), max_wait_s=5.0, max_ttft_s=0.3)
+    result = run("expected-latency", setup(2, admission=policy), trace)
+    assert [row.id for row in result.served] == [arrival.id for arrival in trace]
+    assert {(row.status, row.engine == -1) for row in result.served} == {(200, False), (429, True)}
+    at_once = run("expected-latency", setup(2), trace)
+    assert max(result.ttfts) < max(at_once.ttfts)
+    assert result.attained() > at_once.attained()
+
+
+def test_an_admission_is_read_from_words() -> None:
+    policy = parse_admission("interactive:max_wait_s=20:max_ttft_s=1")
+    assert (policy.max_wait_s, policy.max_ttft_s, policy.max_kv_usage) == (20.0, 1.0, 0.9)
+    for wrong in ("none", "shared:max_wait", "shared:max_wait_s=x", "shared:max_wait_s=-1", "shared:order=1"):
+        with pytest.raises(ReplayError):
+            parse_admission(wrong)

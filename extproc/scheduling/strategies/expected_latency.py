@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from extproc.scheduling.adapters import AdapterTerm
 from extproc.scheduling.cost import (
     STREAM_WEIGHT,
-    AdapterTerm,
     DecodeTerm,
     PrefillTerm,
     PressureTerm,
@@ -37,7 +37,7 @@ class ExpectedLatency:
             PrefillTerm(),
             StallTerm(stream_weight),
             SlotsTerm(),
-            AdapterTerm(adapter_load_s),
+            AdapterTerm(adapter_load_s, stream_weight),
             DecodeTerm(stream_weight),
             PressureTerm(),
             SessionTerm(),
