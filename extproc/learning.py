@@ -36,6 +36,7 @@ class Learner:
         endpoint.stats.record(ttft, duration, usage.output, settlement.outcome, now)
         if settlement.outcome is not Outcome.SUCCESS:
             return
+        endpoint.standstill.moved(now)
         if lease.api.generates:
             endpoint.rates.observe_completion(duration, ttft, settlement.active, now)
         if lease.adopted:

@@ -302,8 +302,9 @@ class Ledger:
             if usage is not None and usage.input is not None and usage.cached is not None:
                 uncached, cached = max(usage.input - usage.cached, 0), usage.cached
             own = work(uncached, cached, lease.attention)
-            lease.endpoint.rates.observe_first_token(own, ttft_s, lease.backlog_at_open, now)
-            self._start(lease, now, lease.opened_at + ttft_s)
+            first_at = lease.opened_at + ttft_s
+            lease.endpoint.rates.observe_first_token(own, ttft_s, lease.backlog_at_open, now, first_at)
+            self._start(lease, now, first_at)
         else:
             self._start(lease, now)
 

@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import os
+import random
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -41,7 +42,7 @@ SLOWER = "llama-8b-a100"
 KV = {"ample": 1_000_000, "starved": 160_000}
 LOADS = (0.3, 0.7, 0.95)
 FLEETS = (2, 32, 128)
-TROUBLES = ("lag", "mixed", "slow node", "dead node", "perturbed")
+TROUBLES = ("lag", "mixed", "slow node", "dead node", "stalls", "perturbed")
 OVERLOAD = 1.2
 WAITING = "interactive:max_wait_s=2:max_ttft_s=1"
 """Admission beyond capacity: what cannot begin within two seconds is refused."""
@@ -95,11 +96,21 @@ def setup_of(cell: Cell, arrivals: Sequence[Arrival], seed: int) -> Setup:
         return replace(setup, scrape_interval_s=5.0, scrape_lag_s=5.0)
     if cell.trouble == "slow node":
         return replace(setup, faults=(Fault("slow", 0, 4.0, span * 0.25, span * 0.5),))
+    if cell.trouble == "stalls":
+        return replace(setup, faults=tuple(stalls(cell.engines, span, seed)))
     if cell.trouble == "dead node":
         return replace(setup, faults=(Fault("down", 0, at_s=span * 0.25, for_s=span * 0.5),))
     if cell.load > 1.0:
         return replace(setup, admission=parse_admission(WAITING))
     return setup
+
+
+def stalls(engines: int, span: float, seed: int) -> Iterator[Fault]:
+    """Each engine hangs for three seconds twice, whenever it may be."""
+    rng = random.Random(f"stalls {seed}")
+    for engine in range(engines):
+        for _ in range(2):
+            yield Fault("stall", engine, at_s=rng.uniform(0.0, span), for_s=3.0)
 
 
 class Source:

@@ -29,6 +29,8 @@ class EngineState:
     first_tokens_total: float | None = None
     """Requests whose first token has come."""
     generation_tokens_total: float | None = None
+    counts_steps: bool = False
+    """``generation_tokens_total`` grows with every step in which something decodes, not at the end of requests."""
     requests_done_total: float | None = None
     prefix_queries_total: float | None = None
     prefix_hits_total: float | None = None

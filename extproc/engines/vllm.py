@@ -7,6 +7,7 @@ Data-parallel ranks are series with an ``engine`` label. Facts that are easy to 
   stay on the page, so the newest series is the only true one. It is absent when LoRA is off;
 - ``prompt_tokens_total`` includes tokens found in the prefix cache;
   ``prompt_tokens_by_source_total{source="local_compute"}`` does not;
+- ``generation_tokens_total`` is counted step by step, so it stands still only when the engine does;
 - ``prefix_cache_queries_total`` counts a waiting request again at every scheduling step: a trend, not an
   account;
 - ``engine_sleep_state`` has one series a state; the one that holds is 1.
@@ -58,6 +59,7 @@ def read(text: str, at: float) -> EngineState:
         computed_prompt_tokens_total=_computed(page),
         first_tokens_total=page.total("vllm:time_to_first_token_seconds_count"),
         generation_tokens_total=page.total("vllm:generation_tokens_total"),
+        counts_steps=True,
         requests_done_total=page.total("vllm:request_success_total"),
         prefix_queries_total=page.total(
             "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"

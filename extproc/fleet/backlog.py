@@ -12,6 +12,7 @@ Rules of this file:
 - engines may show numbers that are seconds old. The ends of requests tell when their first tokens really came;
   how much later scrapes showed them, beyond half an interval, is the counters' ``lag``, and what the engine can
   have done in that time is no longer bound by them;
+- while an engine stands still (:mod:`extproc.fleet.standstill`) nothing leaks;
 - an engine that counts computed prompt tokens but no first tokens bounds the level in the same way, by
   tokens;
 - a counter that stands still while requests end here is not believed. Without counters the level is
@@ -59,6 +60,8 @@ class Backlog:
     """Seconds between scrapes, the mean of late."""
     _bound: float = 0.0
     """Most that can be left by the computed-tokens counter."""
+    _unleaked: float = 0.0
+    """The level of the scrape before with what has come since: what is left of an engine that stood still."""
     _ended: int = 0
     """Leases removed since the last scrape before a counter showed their first token."""
     _mean_work: float = 1.0
@@ -98,6 +101,7 @@ class Backlog:
         self._waiting.append(work)
         self.charged += work
         self._bound += work
+        self._unleaked += work
         self.at = max(now, self.at)
 
     def remove(self, tokens: float, now: float, rate: float, started_at: float | None = None) -> None:
@@ -125,9 +129,17 @@ class Backlog:
         self.level = self.tokens(now, rate)
         self.at = max(now, self.at)
 
-    def observe(self, state: EngineState, previous: EngineState | None, now: float, rate: float) -> None:
-        """Correct the level by what the engine's counters grew since the scrape before."""
-        leaked = self.tokens(now, rate)
+    def observe(
+        self,
+        state: EngineState,
+        previous: EngineState | None,
+        now: float,
+        rate: float,
+        *,
+        still: bool = False,
+    ) -> None:
+        """Correct the level by what the engine's counters grew since the scrape before; ``still``: it did nothing."""
+        leaked = min(self._unleaked, self.charged) if still else self.tokens(now, rate)
         if 0.0 < now - self._scraped_at < 60.0:
             self._gap += (now - self._scraped_at - self._gap) / _MEMORY
         self._scraped_at = now
@@ -154,7 +166,7 @@ class Backlog:
                 self._bound = min(max(self._bound - computed * self.per_token, 0.0), self.charged)
                 most = self._bound
                 least = max(most - STEP_TOKENS * self.per_token - done_since, 0.0)
-        self.level = min(max(leaked, least), most)
+        self.level = self._unleaked = min(max(leaked, least), most)
         self.at = max(now, self.at)
 
     def _start(self, leases: int, now: float) -> None:

@@ -11,6 +11,7 @@ from extproc.fleet.backlog import Backlog
 from extproc.fleet.counters import growth
 from extproc.fleet.health import Health, HealthPolicy
 from extproc.fleet.rates import Rates
+from extproc.fleet.standstill import Standstill
 from extproc.fleet.strangers import Strangers, number
 from extproc.fleet.windows import Stats
 
@@ -104,6 +105,7 @@ class Endpoint:
         "served",
         "slot",
         "spec",
+        "standstill",
         "state",
         "stats",
         "strangers",
@@ -131,6 +133,7 @@ class Endpoint:
         self.rates = Rates(prior_rate)
         self.stats = Stats()
         self.strangers = Strangers()
+        self.standstill = Standstill()
         self.adapter_leases: dict[str, int] = {}
         """Adapter -> open leases for it."""
         self.adapters: dict[str, float] = {}
@@ -189,7 +192,8 @@ class Endpoint:
     def observe(self, state: EngineState, previous: EngineState | None, now: float) -> None:
         """Learn from a scrape. ``previous`` is the one before, None after a restart. Sets ``state``."""
         was_busy = self.backlog.unstarted > 0 and self.backlog.level > 0.0
-        self.backlog.observe(state, previous, now, self.rates.prefill_at(now))
+        still = self.standstill.observe(state, previous, self.leases - self.backlog.unstarted)
+        self.backlog.observe(state, previous, now, self.rates.prefill_at(now), still=still)
         self.strangers.observe(state, previous, self.leases, self.backlog.unstarted)
         if previous is not None and state.at > previous.at:
             seconds = state.at - previous.at

@@ -46,6 +46,7 @@ class Rates:
 
     __slots__ = (
         "_aged_at",
+        "_alone_until",
         "_busy_s",
         "_busy_tokens",
         "_gap",
@@ -75,6 +76,8 @@ class Rates:
         self._overheads: deque[float] = deque(maxlen=_WINDOW)
         self._sampled_at = 0.0
         self._aged_at = float("-inf")
+        self._alone_until = float("-inf")
+        """When the first token of the newest request came that was alone: whoever came before that was not."""
         self._busy_s = 0.0
         self._busy_tokens = 0.0
         self._gap = 0.0
@@ -109,9 +112,15 @@ class Rates:
         return _quantile(self._samples, _QUANTILE) if self._samples else self.prior
 
     def observe_first_token(
-        self, own_work: float, ttft_s: float, backlog_at_decision: float, now: float
+        self,
+        own_work: float,
+        ttft_s: float,
+        backlog_at_decision: float,
+        now: float,
+        first_at: float | None = None,
     ) -> None:
-        """A streamed request got its first token; ``ttft_s`` counts from its first byte to the engine."""
+        """A streamed request got its first token (at ``first_at``, if that was before ``now``); ``ttft_s`` counts from its
+        first byte to the engine."""
         if not ttft_s > 0.0:
             return
         work = own_work + backlog_at_decision
@@ -119,6 +128,10 @@ class Rates:
             self._overheads.append(ttft_s)
             self.overhead = min(_quantile(self._overheads, 0.25), 1.0)
         elif own_work >= _MIN_TOKENS and backlog_at_decision <= own_work * _ALONE:
+            came = now if first_at is None else first_at
+            if came - ttft_s < self._alone_until:
+                return
+            self._alone_until = came
             # A TTFT near the overhead says little; at least a fifth of it is taken to be prefill.
             self._sample(work / max(ttft_s - self.step_s, ttft_s / 5, _SHORTEST_S), now)
 

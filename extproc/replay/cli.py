@@ -43,8 +43,8 @@ def replay(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="slow, down, frozen-metrics or no-metrics, and as wanted :engine=N :factor=F :at=S :for=S behind it; "
-            "may be repeated, e.g. slow:engine=3:at=60 or down:engine=0:for=9."
+            help="slow, stall, down, frozen-metrics or no-metrics, and as wanted :engine=N :factor=F :at=S :for=S behind "
+            "it; may be repeated, e.g. slow:engine=3:at=60 or down:engine=0:for=9."
         ),
     ] = None,
     perturb: Annotated[

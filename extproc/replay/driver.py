@@ -425,6 +425,7 @@ class Driver:
             computed_prompt_tokens_total=counters.computed_prompt_tokens,
             first_tokens_total=counters.first_tokens,
             generation_tokens_total=counters.generation_tokens,
+            counts_steps=True,
             requests_done_total=counters.finished,
             prefix_queries_total=counters.prefix_queries,
             prefix_hits_total=counters.prefix_hits,
@@ -468,6 +469,9 @@ class Driver:
             stand = self._stands[number]
             if fault.kind == "slow":
                 stand.engine.slowdown *= fault.factor
+            elif fault.kind == "stall":
+                stand.engine.stall(fault.for_s, now)
+                self._plan_turn(stand)
             elif fault.kind == "down":
                 self._break(number, now)
             elif fault.kind == "frozen-metrics":
@@ -484,7 +488,7 @@ class Driver:
                 stand.down -= 1
             elif fault.kind == "frozen-metrics":
                 stand.frozen = None
-            else:
+            elif fault.kind == "no-metrics":
                 stand.mute -= 1
 
     def _break(self, number: int, now: float) -> None:

@@ -3,6 +3,7 @@
 | kind | what happens to the engine |
 |---|---|
 | ``slow`` | every step takes ``factor`` times as long |
+| ``stall`` | nothing moves ``for`` so long (3 s), as if the engine compiled or swapped; its metrics answer |
 | ``down`` | connections are refused, running requests break off; it comes back with an empty cache |
 | ``frozen-metrics`` | scrapes show the numbers of the beginning again and again |
 | ``no-metrics`` | scrapes fail, requests go on |
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 
 from extproc.replay.errors import ReplayError
 
-KINDS = ("slow", "down", "frozen-metrics", "no-metrics")
+KINDS = ("slow", "stall", "down", "frozen-metrics", "no-metrics")
+_STALL_S = 3.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,4 +64,5 @@ def parse_fault(words: str, engines: int) -> Fault:
     factor = values.get("factor", 3.0)
     if factor <= 0:
         raise ReplayError(f"fault {words!r}: factor must be above 0")
-    return Fault(kind, engine, factor, values.get("at", 0.0), values.get("for", math.inf))
+    always = _STALL_S if kind == "stall" else math.inf
+    return Fault(kind, engine, factor, values.get("at", 0.0), values.get("for", always))

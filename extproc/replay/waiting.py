@@ -8,6 +8,7 @@ arrival at the gateway.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from extproc.admission.policy import PRESETS, Policy
 from extproc.replay.errors import ReplayError
@@ -34,7 +35,7 @@ def parse_admission(words: str) -> Policy:
     name, *pairs = words.split(":")
     if name not in PRESETS:
         raise ReplayError(f"no admission preset is called {name!r}; there are {', '.join(PRESETS)}")
-    policy = PRESETS[name]
+    numbers: dict[str, Any] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key not in _NUMBERS:
@@ -45,5 +46,5 @@ def parse_admission(words: str) -> Policy:
             raise ReplayError(f"admission {words!r}: {key} must be a number, not {value!r}") from None
         if not number >= 0:
             raise ReplayError(f"admission {words!r}: {key} must not be negative")
-        policy = replace(policy, **{key: number})
-    return policy
+        numbers[key] = number
+    return replace(PRESETS[name], **numbers)

@@ -98,7 +98,7 @@ class Term(Protocol):
 
 
 class QueueTerm:
-    """Prompt tokens that the endpoint must prefill first, over its prefill rate.
+    """Prompt tokens that the endpoint must prefill first, over its prefill rate; and while it hangs, until it moves.
 
     Source: open leases, corrected by the engine's counters (:mod:`extproc.fleet.backlog`). Requests with the
     same prefix that are still being prefilled are in here too: a follower waits for the one that computes
@@ -108,8 +108,11 @@ class QueueTerm:
     name = "queue"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``backlog / rate``."""
-        return [backlog / rate for backlog, rate in zip(scene.backlogs, scene.rates, strict=True)]
+        """``backlog / rate + standstill``."""
+        return [
+            backlog / rate + endpoint.standstill.seconds(now)
+            for backlog, rate, endpoint in zip(scene.backlogs, scene.rates, scene.endpoints, strict=True)
+        ]
 
 
 class PrefillTerm:

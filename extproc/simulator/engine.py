@@ -58,6 +58,7 @@ class Engine:
         self.counters = Counters()
         self.slowdown = 1.0
         """Factor on the time of every step that starts from now on."""
+        self._stalled_until = float("-inf")
         self._rng = rng
         self._batch = DecodeBatch(profile.block_size)
         self._adapters = AdapterSlots(profile.max_loras, profile.adapter_load_s)
@@ -112,6 +113,13 @@ class Engine:
         else:
             self._queue.forget(seq)
             self._end(seq, now)
+        if self._run is not None:
+            self._run.stop_after_current(now)
+
+    def stall(self, seconds: float, now: float) -> None:
+        """Hang: no step begins for so long. Metrics go on to be shown, as vLLM's front end does."""
+        self._pump_before(now)
+        self._stalled_until = max(self._stalled_until, now + seconds)
         if self._run is not None:
             self._run.stop_after_current(now)
 
@@ -220,12 +228,13 @@ class Engine:
         )
         slope = profile.decode_per_kv_token_s * batch.size
         steps = 1
-        if not chunks and not made_room:
+        pause = max(self._stalled_until - at, 0.0)
+        if not chunks and not made_room and not pause:
             steps = batch.steps_within(self.cache.free, batch.steps_to_finish())
         scale = self.slowdown
         if profile.jitter:
             scale *= max(0.1, 1.0 + self._rng.gauss(0.0, profile.jitter / math.sqrt(steps)))
-        self._run = Run(at, steps, first * scale, slope * scale, chunks)
+        self._run = Run(at, steps, pause + first * scale, slope * scale, chunks)
         self._memory.report_evictions(at)
 
     def _make_room(self, at: float) -> bool:

@@ -286,10 +286,10 @@ def test_a_five_times_slower_replica_gets_about_a_fifth_and_its_share_back_after
     gateway, rng = Gateway(4), random.Random(1)
     slow = gateway.endpoints[0].rates
     for at in range(12):
-        slow.observe_first_token(4000, 0.02 + 4000 / 1600, 0.0, at * 0.1)
+        slow.observe_first_token(4000, 0.02 + 4000 / 1600, 0.0, at * 2.6 - 30.0)
     assert 0.02 < share_of_slow(gateway, 2.0) < 0.12
     for at in range(12):
-        slow.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 10 + at * 0.1)
+        slow.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 5 + at * 0.6)
     assert share_of_slow(gateway, 12.0) == pytest.approx(0.25, abs=0.02)
 
 

@@ -21,8 +21,18 @@ from extproc.outcome import Outcome
 
 
 def teach(rates: Rates, true_rate: float, now: float = 0.0, samples: int = 12) -> None:
+    """One prompt after another, the last first token a second after ``now``."""
+    ttft = 0.02 + 4000 / true_rate
     for number in range(samples):
-        rates.observe_first_token(4000, 0.02 + 4000 / true_rate, 0.0, now + number * 0.1)
+        rates.observe_first_token(4000, ttft, 0.0, now + 1.0 - (samples - 1 - number) * ttft)
+
+
+def test_requests_that_waited_for_one_hiccup_are_one_sample() -> None:
+    rates = Rates(8000.0)
+    teach(rates, 8000.0, samples=4)
+    for at in range(12):
+        rates.observe_first_token(4000, 6.0 - at * 0.1, 0.0, 8.0, 7.0 + at * 0.01)
+    assert rates.prefill_at(8.0) == pytest.approx(8000, rel=0.1)
 
 
 def test_without_samples_the_prior_holds() -> None:
@@ -73,7 +83,7 @@ def test_one_fast_sample_after_a_long_silence_ends_a_slow_reputation() -> None:
 def test_one_fast_sample_among_slow_ones_does_not() -> None:
     rates = Rates(8000.0)
     teach(rates, 1600.0)
-    rates.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 2.0)
+    rates.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 3.0)
     assert rates.prefill_at(3.0) < 4000.0
 
 
