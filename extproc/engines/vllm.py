@@ -48,6 +48,7 @@ def read(text: str, at: float) -> EngineState:
     """State from a page of vLLM."""
     page = _SCANNER.scan(text)
     adapters = _newest_adapters(page)
+    generated = page.total("vllm:generation_tokens_total")
     return EngineState(
         at=at,
         running=page.total("vllm:num_requests_running"),
@@ -58,8 +59,8 @@ def read(text: str, at: float) -> EngineState:
         prompt_tokens_total=page.total("vllm:prompt_tokens_total"),
         computed_prompt_tokens_total=_computed(page),
         first_tokens_total=page.total("vllm:time_to_first_token_seconds_count"),
-        generation_tokens_total=page.total("vllm:generation_tokens_total"),
-        counts_steps=True,
+        generation_tokens_total=generated,
+        counts_steps=generated is not None,
         requests_done_total=page.total("vllm:request_success_total"),
         prefix_queries_total=page.total(
             "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"

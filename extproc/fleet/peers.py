@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from extproc.fleet.pace import slope_of
 from extproc.fleet.rates import Rates
 
 _TOGETHER = 3
 
 
 def share(members: Sequence[Rates], setting: float | None, now: float) -> None:
-    """Give every member the medians of those that have measured: the prior of its prefill rate (else
-    ``setting``, the pool's, where there is one) and the line of its decode pace. Call it once a second or
+    """Give every member what those that have measured know together: the prior of its prefill rate, their median (else
+    ``setting``, the pool's, where there is one), and the line of its decode pace. Call it once a second or
     so."""
     measured = [rates.measured for rates in members if rates.fresh(now)]
     if not measured:
@@ -25,6 +26,7 @@ def share(members: Sequence[Rates], setting: float | None, now: float) -> None:
             rates.prior = prior
     known = [rates.pace for rates in members if rates.pace.known]
     if known:
-        base, slope = median(pace.base for pace in known), median(pace.slope for pace in known)
+        slope = slope_of(known)
+        base = median(pace.base(slope) for pace in known)
         for rates in members:
             rates.pace.compare(base, slope)

@@ -164,7 +164,8 @@ class StallTerm:
 
 
 class SlotsTerm:
-    """Requests that must complete before this one may run, times the endpoint's completion interval.
+    """Requests that must complete before this one may run, times the endpoint's completion interval: what that takes
+    longer than the prompts ahead, which are computed meanwhile.
 
     Counted are: requests waiting in the engine that our unstarted leases do not explain; requests beyond the
     engine's slots once these are known; completions that free enough KV blocks when the prompt and those that
@@ -176,10 +177,12 @@ class SlotsTerm:
     name = "slots"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``max(unexplained or beyond slots, beyond KV) * completion interval``."""
+        """``max(unexplained or beyond slots, beyond KV) * completion interval - queue``, never below 0."""
         column: list[float | None] = []
         prompt = query.prompt_tokens
-        for endpoint, matched in zip(scene.endpoints, scene.matched, strict=True):
+        for endpoint, matched, backlog, rate in zip(
+            scene.endpoints, scene.matched, scene.backlogs, scene.rates, strict=True
+        ):
             strangers = endpoint.strangers
             ahead = strangers.waiting
             if ahead is None:
@@ -197,7 +200,8 @@ class SlotsTerm:
                     ahead = short / strangers.tokens_per_request
             if ahead > 0.0:
                 interval = endpoint.rates.completion_interval(endpoint.leases + running)
-                column.append(ahead * interval if interval < MAX_INTERVAL_S else ahead * MAX_INTERVAL_S)
+                place_s = ahead * min(interval, MAX_INTERVAL_S)
+                column.append(max(place_s - backlog / rate, 0.0))
             else:
                 column.append(0.0)
         return scene.blend(column)
@@ -229,7 +233,8 @@ class DecodeTerm:
 
 
 class PressureTerm:
-    """Nearness to a full KV cache, where engines preempt requests and compute them again.
+    """Nearness to a full KV cache, where engines preempt requests and compute them again; of engines that do not tell
+    how large it is. Where the room is known, :class:`SlotsTerm` knows whether this prompt fits.
 
     ``k`` is KV use with the tokens not yet prefilled added. The barrier ``k / (1 - k)`` starts at 0.9 and
     reaches one mean service time at 0.99: by then a request likely waits for another to end. Source: the KV
@@ -246,6 +251,9 @@ class PressureTerm:
             usage = None if state is None else state.kv_usage
             if usage is None or not 0.0 <= usage <= 1.0:
                 column.append(None)
+                continue
+            if endpoint.strangers.free_tokens is not None:
+                column.append(0.0)
                 continue
             if backlog > 0.0:
                 room = endpoint.kv_tokens

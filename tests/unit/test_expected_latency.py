@@ -85,6 +85,25 @@ def test_a_prompt_that_does_not_fit_waits_for_completions() -> None:
     assert terms(target, query(prompt=int(short)))["slots s"] == pytest.approx(2 * 4.0 / 10)
 
 
+def test_a_place_is_waited_for_while_the_prompts_ahead_are_computed() -> None:
+    target = scraped(endpoint(0, leases=2), waiting=4.0, running=2.0)
+    target.backlog.add(24_000, 0.0, 8000.0)
+    found = terms(target, query())
+    assert (found["queue s"], found["slots s"]) == (pytest.approx(3.0), pytest.approx(4 * 4.0 / 2 - 3.0))
+
+
+def test_there_is_no_pressure_where_the_room_is_known() -> None:
+    target = scraped(endpoint(0), running=1.0, kv_usage=0.99, kv_blocks=1000, block_size=16)
+    assert terms(target, query(prompt=10))["pressure s"] == 0.0
+
+
+def test_while_an_engine_hangs_its_queue_lasts_as_long_again() -> None:
+    target = endpoint(0, leases=1)
+    page = {"running": 1.0, "generation_tokens_total": 5.0, "counts_steps": True}
+    scraped(target, **page)
+    assert terms(target, query(), now=1.0)["queue s"] == pytest.approx(1.5)
+
+
 def test_pressure_starts_at_nine_tenths_and_reaches_a_service_time_at_99_percent() -> None:
     assert terms(scraped(endpoint(0), kv_usage=0.89), query())["pressure s"] == 0.0
     assert terms(scraped(endpoint(0), kv_usage=0.99), query())["pressure s"] == pytest.approx(4.0)
@@ -119,6 +138,30 @@ def test_a_place_is_waited_for_while_our_own_leases_use_them_all() -> None:
     target.adapter_leased("old", -2)
     assert terms(target, asked)["adapter s"] == pytest.approx(0.5)
     assert target.adapter_leases == {}
+
+
+def test_adapters_get_their_places_in_the_order_in_which_they_became_active() -> None:
+    target = scraped(endpoint(0), running_adapters=frozenset(), max_lora=2)
+    for name in ("first", "second", "third"):
+        target.asked_for(name, 0.0)
+        target.adapter_leased(name, 1)
+    found = {name: terms(target, query(adapter=name))["adapter s"] for name in ("first", "second", "third")}
+    assert found == {"first": 0.0, "second": 0.0, "third": pytest.approx(4.0)}
+    target.adapter_leased("first", -1)
+    assert terms(target, query(adapter="third"))["adapter s"] == 0.0
+
+
+def test_an_old_scrape_that_shows_an_adapter_running_does_not_give_it_a_place() -> None:
+    target = scraped(endpoint(0), running_adapters=frozenset({"gone"}), max_lora=1)
+    target.asked_for("gone", 0.0)
+    target.asked_for("other", 1.0)
+    target.adapter_leased("other", 1)
+    assert terms(target, query(adapter="gone"))["adapter s"] > 4.0
+
+
+def test_loading_an_adapter_holds_up_the_streams_there() -> None:
+    target = scraped(endpoint(0, leases=10), running_adapters=frozenset(), max_lora=4)
+    assert terms(target, query(adapter="sql"))["adapter s"] == pytest.approx(0.5 * (1 + 10 * 0.03))
 
 
 def test_where_requests_wait_uncached_work_counts_for_those_behind_it() -> None:

@@ -12,7 +12,7 @@ from extproc.engines.state import EngineState
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
 from extproc.fleet.model_stats import ModelStats
 from extproc.fleet.noise import beyond_noise
-from extproc.fleet.pace import PRIOR_SLOPE, Pace
+from extproc.fleet.pace import PRIOR_SLOPE, Pace, slope_of
 from extproc.fleet.peers import share
 from extproc.fleet.rates import Rates
 from extproc.fleet.strangers import Strangers
@@ -164,7 +164,7 @@ def test_decode_slope_is_found_under_varying_load() -> None:
     for number in range(300):
         streams = 5.0 + number % 60
         pace.observe(0.010 + 0.0005 * streams, streams)
-    assert pace.slope == pytest.approx(0.0005, rel=0.15)
+    assert slope_of([pace]) == pytest.approx(0.0005, rel=0.15)
 
 
 def test_prefill_is_not_taken_for_slow_decoding() -> None:
@@ -363,3 +363,21 @@ def test_the_step_of_a_prompt_is_the_lower_of_two_upper_bounds() -> None:
     for _ in range(200):
         rates.pace.observe(0.01, 5.0)
     assert rates.step_s == pytest.approx(0.01, rel=0.05)
+
+
+def test_prompts_that_are_counted_when_they_are_done_do_not_make_decoding_look_slow() -> None:
+    pace = Pace()
+    for number in range(32):
+        streams = 20.0 + number % 10
+        lump = 0.200 if number % 4 == 0 else 0.0
+        pace.observe(0.010 + 0.0005 * streams + lump, streams)
+    assert pace.level == pytest.approx(0.0225, rel=0.1)
+    assert slope_of([pace]) < 0.001
+
+
+def test_the_endpoint_whose_load_varied_most_tells_the_slope_of_all() -> None:
+    steady, varied = Pace(), Pace()
+    for number in range(32):
+        steady.observe(0.030 + 0.005 * (number % 2), 20.0 + number % 2)
+        varied.observe(0.010 + 0.0005 * number, float(number))
+    assert slope_of([steady, varied]) == pytest.approx(0.0005)
