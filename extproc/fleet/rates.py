@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from extproc.fleet.noise import beyond_noise, median_error
+from extproc.fleet.noise import beyond_noise
 from extproc.fleet.pace import Pace
 
 PRIOR_OVERHEAD = 0.02
@@ -212,7 +212,7 @@ class Rates:
         age = max(now - self._sampled_at, 0.0)
         weight = count / (count + _PRIOR_SAMPLES) * 0.5 ** (age / _HALF_LIFE_S)
         estimate = float(self.measured**weight * self.prior ** (1.0 - weight))
-        self.prefill = beyond_noise(estimate, self.prior, median_error(self._samples))
+        self.prefill = beyond_noise(estimate, self.prior)
         if weight < 0.05:
             self._samples.clear()
 
