@@ -11,6 +11,10 @@ gateway and client work too. Hit ratios, the other policies and the shape are fo
 same arrivals, with the token ids that vLLM's own tokenizer gives, under the same policies against two engines with these
 constants.
 
+Real engines hang now and then, for a second or two on a CPU (new shapes are compiled, the machine does something else).
+No model foretells that, so both servers' counters are read ten times a second, and the replay's engines hang at the same
+times for as long (``stall`` faults). What is compared is how policies and engines behave around it.
+
 Compared: share of prompt tokens found in caches (by ``usage``), TTFT, the order of the policies by each, and the shape of
 TTFT (p90 over p50; the largest distance between the two distributions, each divided by its median). Answers of a
 conversation are written beforehand, so that every run sends the same tokens.
@@ -21,6 +25,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -41,6 +46,7 @@ import xxhash
 from extproc.engines.vllm import VLLM
 from extproc.replay.arrival import Arrival
 from extproc.replay.driver import Driver
+from extproc.replay.faults import Fault
 from extproc.replay.policies import parse_policy
 from extproc.replay.result import quantile
 from extproc.replay.setup import Setup
@@ -70,7 +76,8 @@ MODEL_SIZE = {
     "head_dim": 64,
 }
 """Larger than the tests' model: there, what surrounds the engine takes longer than a prefill."""
-SEEDS = 5
+SEEDS = 6
+POLL_S = 0.1
 TIE = 0.05
 """Policies closer than this are not told apart."""
 
@@ -128,6 +135,29 @@ class Outcome:
             "p90_over_p50": round(self.at(0.9) / self.at(0.5), 3),
             "largest_share": round(max(self.shares), 3),
         }
+
+
+@dataclass(slots=True, frozen=True)
+class Progress:
+    """What one engine's page showed at a time since the run's start."""
+
+    at: float
+    busy: bool
+    tokens: float
+    """Made since the engine started; grows at every step."""
+
+
+def hangs(pages: Sequence[Progress], longest_step_s: float) -> list[tuple[float, float]]:
+    """(start, seconds) of the times in which an engine had work and made no token for more than two of its longest
+    steps; one such step is not counted."""
+    found: list[tuple[float, float]] = []
+    moved = None
+    for before, page in itertools.pairwise(pages):
+        if moved is None or not before.busy or page.tokens != before.tokens:
+            if moved is not None and before.at - moved > 2 * longest_step_s:
+                found.append((moved, before.at - moved - longest_step_s))
+            moved = page.at if page.busy else None
+    return found
 
 
 def words(rng: random.Random, count: int) -> str:
@@ -264,17 +294,37 @@ async def tokenized(session: aiohttp.ClientSession, engine: Vllm, asks: Sequence
 
 
 async def play(
-    session: aiohttp.ClientSession, url: str, asks: Sequence[Ask], span_s: float, policy: str
-) -> list[Answer]:
-    """All turns at their times, whatever the answers do."""
+    session: aiohttp.ClientSession,
+    url: str,
+    asks: Sequence[Ask],
+    span_s: float,
+    policy: str,
+    engines: Sequence[Vllm] = (),
+) -> tuple[list[Answer], list[list[Progress]]]:
+    """All turns at their times, whatever the answers do; and what the engines' pages showed meanwhile."""
     loop, salt = asyncio.get_running_loop(), uuid4().hex
     began = loop.time() + 0.1
+    pages: list[list[Progress]] = [[] for _ in engines]
+
+    async def watch(engine: Vllm, shown: list[Progress]) -> None:
+        while True:
+            async with session.get(f"{engine.url}/metrics") as reply:
+                state = VLLM.read(await reply.text(), 0.0)
+            tokens = (state.generation_tokens_total or 0.0) + (state.first_tokens_total or 0.0)
+            shown.append(Progress(loop.time() - began, bool(state.running or state.waiting), tokens))
+            await asyncio.sleep(POLL_S)
 
     async def turn(one: Ask) -> Answer:
         await asyncio.sleep(began + one.at * span_s - loop.time())
         return await ask(session, url, one.messages, salt, headers={"X-Route": policy})
 
-    return list(await asyncio.gather(*(turn(one) for one in asks)))
+    watchers = [asyncio.create_task(watch(*one)) for one in zip(engines, pages, strict=True)]
+    try:
+        return list(await asyncio.gather(*(turn(one) for one in asks))), pages
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
 
 
 def seen(answers: Sequence[Answer]) -> Outcome:
@@ -287,11 +337,19 @@ def seen(answers: Sequence[Answer]) -> Outcome:
     )
 
 
-def simulated(trace: Sequence[Arrival], found: Fit, policy: str, bytes_per_token: float) -> Outcome:
-    """The same by the replay, over some seeds; times include what passes outside of the engine."""
+def simulated(
+    trace: Sequence[Arrival],
+    found: Fit,
+    policy: str,
+    bytes_per_token: float,
+    rounds: Sequence[Sequence[Fault]] = ((),),
+) -> Outcome:
+    """The same by the replay, over some seeds, which take the rounds' hangs in turn; times include what passes outside
+    of the engine."""
     hits, ttfts, shares = [], [], []
     for seed in range(SEEDS):
-        setup = Setup((found.profile,) * 2, seed=seed, bytes_per_token=bytes_per_token)
+        faults = tuple(rounds[seed % len(rounds)])
+        setup = Setup((found.profile,) * 2, seed=seed, bytes_per_token=bytes_per_token, faults=faults)
         run = Driver(trace, setup, parse_policy(policy)).run()
         hits.append(run.hit_ratio)
         ttfts += [ttft + found.front_s for ttft in run.ttfts]
@@ -317,13 +375,19 @@ def slowed(found: Fit, factor: float) -> Fit:
     )
 
 
-def contention(trace: Sequence[Arrival], found: Fit, median_s: float, bytes_per_token: float) -> float:
+def contention(
+    trace: Sequence[Arrival],
+    found: Fit,
+    median_s: float,
+    bytes_per_token: float,
+    rounds: Sequence[Sequence[Fault]],
+) -> float:
     """How much slower than alone the machine was in the first policy's run, by its median TTFT (0.5 to 8): client,
     gateway and engines share cores, which no sample of an engine alone shows. The other policies are foretold."""
     low, high = 0.5, 8.0
     for _ in range(8):
         middle = math.sqrt(low * high)
-        if simulated(trace, slowed(found, middle), POLICIES[0], bytes_per_token).at(0.5) < median_s:
+        if simulated(trace, slowed(found, middle), POLICIES[0], bytes_per_token, rounds).at(0.5) < median_s:
             low = middle
         else:
             high = middle
@@ -390,6 +454,9 @@ def table(document: Mapping[str, Any]) -> str:
             lines.append(
                 f"{policy:17} {side:9} {row['hit_ratio']:9.1%} {times} {row['p90_over_p50']:8.2f} {apart:>15}"
             )
+    for policy, turns in document["hangs_s"].items():
+        seconds = [one for turn in turns for one in turn]
+        lines.append(f"{policy}: engines hung {len(seconds)} times, {sum(seconds):.1f} s in all")
     for by, sides in document["orders"].items():
         same = f"REVERSED: {'; '.join(sides['reversed'])}" if sides["reversed"] else "no pair reversed"
         lines.append(
@@ -428,6 +495,8 @@ async def measure(engines: Sequence[Vllm], wanted: argparse.Namespace, work: Pat
             flush=True,
         )
         answers: dict[str, list[Answer]] = {policy: [] for policy in POLICIES}
+        faults: dict[str, list[list[Fault]]] = {policy: [] for policy in POLICIES}
+        longest_s = 2 * (found.profile.decode_base_s + found.profile.prefill_s(BATCH_TOKENS))
         async with running_gateway(work, clusters, settings) as gateway:
             for policy in POLICIES:  # connections, and what extproc does at its first requests
                 await play(session, gateway.url, asks[:4], 2.0, policy)
@@ -436,17 +505,30 @@ async def measure(engines: Sequence[Vllm], wanted: argparse.Namespace, work: Pat
                     POLICIES
                 )  # each comes first, in the middle and last: a machine's mood drifts
                 for policy in (*POLICIES[first:], *POLICIES[:first]):
-                    answers[policy] += await play(session, gateway.url, asks, span, policy)
+                    heard, shown = await play(session, gateway.url, asks, span, policy, engines)
+                    answers[policy] += heard
+                    faults[policy].append(
+                        [
+                            Fault("stall", number, at_s=max(at, 0.0), for_s=seconds)
+                            for number, pages in enumerate(shown)
+                            for at, seconds in hangs(pages, longest_s)
+                        ]
+                    )
                     print(f"real {policy}: {seen(answers[policy]).summary()}", flush=True)
     sizes = [len(ids) for ids in tokens]
     told = sum(len(message["content"]) for one in asks for message in one.messages)
     trace = arrivals(asks, tokens, span)
     outcomes = {policy: seen(answers[policy]) for policy in POLICIES}
-    factor = contention(trace, found, outcomes[POLICIES[0]].at(0.5), told / sum(sizes))
+    size, first = told / sum(sizes), POLICIES[0]
+    factor = contention(trace, found, outcomes[first].at(0.5), size, faults[first])
     found = slowed(found, factor)
-    model = {policy: simulated(trace, found, policy, told / sum(sizes)) for policy in POLICIES}
+    model = {policy: simulated(trace, found, policy, size, faults[policy]) for policy in POLICIES}
     return {
         "contention": round(factor, 3),
+        "hangs_s": {
+            policy: [[round(fault.for_s, 2) for fault in turn] for turn in turns]
+            for policy, turns in faults.items()
+        },
         "requests": len(asks),
         "rounds": wanted.rounds,
         "span_s": round(span, 2),
