@@ -233,6 +233,7 @@ class Dispatcher:
             now,
             min_uncached_tokens=pool.disaggregation.min_uncached_tokens,
             transfer_rate=pool.disaggregation.transfer_rate,
+            attention=query.attention,
             in_seconds=in_seconds and not (match.route.pin and query.session_endpoint),
         )
         if prefiller is not None:

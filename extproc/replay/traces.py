@@ -4,10 +4,10 @@
 |---|---|---|
 | block-hash trace | JSON with ``hash_ids`` | ``timestamp`` (ms), ``input_length``, ``output_length``, an id per 512 tokens |
 | lengths | CSV header | arrival time, context tokens, generated tokens; no two prompts share anything |
-| decision log of ours | JSON with ``prompt_tokens`` and ``blocks`` | seeded hashes of the first blocks, lengths, adapter |
+| decision log of ours | JSON with ``prompt_tokens`` and ``blocks`` | seeded hashes of blocks, lengths, adapter |
 
-Times start at the first request; ``rate_scale`` of 2 makes everything happen twice as fast. A decision log holds no
-more than the first blocks of a prompt; what follows is taken to be nobody else's.
+Times start at the first request; ``rate_scale`` of 2 makes everything happen twice as fast. A decision log holds the
+first blocks of a prompt and marks of further ones; behind the last mark that two prompts share they are taken to differ.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -25,6 +26,9 @@ from extproc.replay.arrival import Arrival, unique_blocks
 from extproc.replay.errors import ReplayError
 
 HASH_BLOCK = 512
+_NAME = 0xFFFFFFFFFFFFFFFF
+_ODD = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: keeps names made from one hash apart."""
 _TIME = ("timestamp", "time", "arrivedat", "arrivaltime", "at")
 _INPUT = ("contexttokens", "inputtokens", "inputlength", "prompttokens", "requesttokens")
 _OUTPUT = ("generatedtokens", "outputtokens", "outputlength", "completiontokens", "responsetokens")
@@ -151,25 +155,67 @@ def _seconds(cell: str) -> float:
         return datetime.fromisoformat(head + dot + digits[:6] + rest[len(digits) :]).timestamp()
 
 
+class _Mark(msgspec.Struct):
+    depth: int
+    hash: str
+
+
+class _Outcome(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Decision(msgspec.Struct):
+    """What of a decision record is replayed."""
+
+    id: str
+    at: float
+    prompt_tokens: int
+    blocks: list[str]
+    marks: list[_Mark] = []
+    prompt_bytes: int = 0
+    adapter: str = ""
+    stream: bool = True
+    outcome: _Outcome | None = None
+
+    @property
+    def tokens(self) -> int:
+        """As the engine counted them, else as they were estimated."""
+        told = self.outcome.input_tokens if self.outcome is not None else None
+        return max(told or self.prompt_tokens, 1)
+
+
 def _decisions(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Arrival]:
-    run = BLOCK_BYTES // 4
+    rows = []
     for at, line in lines:
-        row = _json(path, at, line)
         try:
-            tokens = max(int(row["prompt_tokens"]), 1)  # type: ignore[call-overload]
-            outcome = row.get("outcome") or {}
-            output = int(outcome.get("output_tokens") or 0)  # type: ignore[attr-defined]
-            blocks = [int(name, 16) for name in row["blocks"]]  # type: ignore[attr-defined]
-            wanted = -(-tokens // run)
-            blocks = [*blocks, *unique_blocks(max(wanted - len(blocks), 0))][: max(wanted, 1)]
+            rows.append((at, msgspec.json.decode(line, type=_Decision)))
+        except msgspec.DecodeError as error:
+            raise ReplayError(f"{path}:{at}: {error}") from error
+    # One size of a block for all, or what two prompts share would not be in the same places.
+    sizes = [row.prompt_bytes / row.tokens for _, row in rows[:1000] if row.prompt_bytes]
+    run = max(round(BLOCK_BYTES / (median(sizes) if sizes else 4.0)), 1)
+    for at, row in rows:
+        try:
             yield Arrival(
-                str(row["id"]),
-                float(row["at"]),  # type: ignore[arg-type]
-                tokens,
-                output,
-                blocks,
+                row.id,
+                row.at,
+                row.tokens,
+                max((row.outcome.output_tokens if row.outcome is not None else None) or 0, 0),
+                _named(row, -(-row.tokens // run)),
                 run,
-                stream=bool(row.get("stream", True)),
+                adapter=row.adapter or None,
+                stream=row.stream,
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReplayError(f"{path}:{at}: {type(error).__name__} {error}") from error
+        except ValueError as error:
+            raise ReplayError(f"{path}:{at}: {error}") from error
+
+
+def _named(row: _Decision, wanted: int) -> list[int]:
+    """Names of a prompt's blocks. Between two marks a block is named after the later one: who has that has it too."""
+    names = [int(name, 16) for name in row.blocks]
+    for mark in row.marks:
+        name = int(mark.hash, 16)
+        names.extend((name + ahead * _ODD) & _NAME for ahead in range(mark.depth - len(names) - 1, -1, -1))
+    names.extend(unique_blocks(max(wanted - len(names), 0)))
+    return names[: max(wanted, 1)]

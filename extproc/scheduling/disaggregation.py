@@ -5,10 +5,11 @@ Rules of this file:
 - in a pool with ``prefill`` endpoints, a request whose decode endpoint lacks ``min_uncached_tokens`` or more of its
   prompt may be prefilled elsewhere. All in seconds:
 
-      alone(d)  = (backlog(d) + uncached(d)) / rate(d)
-      pair(p,d) = (backlog(p) + uncached(p)) / rate(p) + uncached(d) / transfer rate
+      alone(d)  = (backlog(d) + work(d)) / rate(d) + standstill(d)
+      pair(p,d) = (backlog(p) + work(p)) / rate(p) + standstill(p) + uncached(d) / transfer rate
 
-- the prefill endpoint is the one with the lowest ``(backlog + uncached) / rate``, whatever the decode endpoint;
+  where ``work`` is what the uncached tokens are behind the cached ones (:mod:`extproc.fleet.prefill`);
+- the prefill endpoint is the one where the prompt is computed soonest, whatever the decode endpoint;
 - an endpoint of role ``decode`` then always takes the pair: it is there to be spared prompts, whose computing would hold
   up all its streams. One of role ``both`` takes it where ``pair`` is less than ``alone``;
 - where the strategy's costs are seconds, the decode endpoint is chosen anew with ``pair`` in place of ``alone`` for those
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from extproc.fleet.endpoint import Endpoint, Lifecycle, Role
+from extproc.fleet.prefill import PRIOR_SHARE, work
 from extproc.scheduling.strategy import Choice
 
 
@@ -55,16 +57,23 @@ def choose(
     min_uncached_tokens: int,
     transfer_rate: float,
     in_seconds: bool,
+    attention: float = PRIOR_SHARE,
 ) -> tuple[list[Choice], Prefiller | None]:
     """Choices in the order in which to decode, and where to prefill; None: where it is decoded.
 
     ``held``: slot -> prompt tokens held. ``transfer_rate``: tokens per second whose KV cache reaches the decode endpoint.
-    ``in_seconds``: the costs of ``ranked`` are seconds, and their order may change.
+    ``in_seconds``: the costs of ``ranked`` are seconds, and their order may change. ``attention``: its share of the work.
     """
     if not candidates or prompt_tokens < min_uncached_tokens:
         return list(ranked), None
+
+    def seconds(endpoint: Endpoint, cached: int) -> float:
+        rate = endpoint.rates.prefill_at(now)
+        own = work(prompt_tokens - cached, cached, attention)
+        return (endpoint.backlog.tokens(now, rate) + own) / rate + endpoint.standstill.seconds(now)
+
     prefill_s, best = min(
-        ((_seconds(one, prompt_tokens - held.get(one.slot, 0), now), one) for one in candidates),
+        ((seconds(one, held.get(one.slot, 0)), one) for one in candidates),
         key=lambda pair: (pair[0], pair[1].tick),
     )
 
@@ -73,7 +82,7 @@ def choose(
         uncached = prompt_tokens - choice.matched_tokens
         if uncached < min_uncached_tokens:
             return None
-        less = _seconds(choice.endpoint, uncached, now) - prefill_s - uncached / transfer_rate
+        less = seconds(choice.endpoint, choice.matched_tokens) - prefill_s - uncached / transfer_rate
         return less if less > 0.0 or choice.endpoint.spec.role is Role.DECODE else None
 
     order = list(ranked)
@@ -87,8 +96,3 @@ def choose(
     if saved(order[0]) is None:
         return order, None
     return order, Prefiller(best, prompt_tokens - held.get(best.slot, 0))
-
-
-def _seconds(endpoint: Endpoint, uncached: int, now: float) -> float:
-    rate = endpoint.rates.prefill_at(now)
-    return (endpoint.backlog.tokens(now, rate) + max(uncached, 0)) / rate

@@ -14,7 +14,7 @@ The rendered form is described by ``protos/decision.proto``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.admission.dispatcher import Considered
@@ -27,6 +27,9 @@ from extproc.scheduling.strategy import Choice
 
 MAX_LISTED = 32
 MAX_BLOCKS = 32
+_MARKS = ((4, 128), (16, 512), (64, 1 << 30))
+"""Blocks behind the first :data:`MAX_BLOCKS`: every so many, up to a depth. A hash stands for all before it, so these tell
+to a quarter of its length how much two long prompts share."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,9 @@ class DecisionRecord:
     media: int = 0
     blocks: Sequence[int] = ()
     """Hashes of the first prompt blocks."""
+    marks: Sequence[int] = ()
+    """Hashes at :func:`mark_depths`."""
+    adapter: str = ""
     terms: Sequence[str] = ()
     ranked: Sequence[Choice] = ()
     leases: Sequence[int] = ()
@@ -89,6 +95,17 @@ class DecisionRecord:
         )
 
 
+def mark_depths(blocks: int) -> Iterator[int]:
+    """Depths at which a prompt of so many blocks is marked."""
+    depth = MAX_BLOCKS
+    for step, end in _MARKS:
+        while depth < end:
+            depth += step
+            if depth > blocks:
+                return
+            yield depth
+
+
 def record_of(considered: Considered, at: float, took_us: float) -> DecisionRecord:
     """The record of what the dispatcher looked at, taken before its lease is opened. ``at`` is Unix time."""
     request, query, decision = considered.request, considered.query, considered.decision
@@ -103,6 +120,7 @@ def record_of(considered: Considered, at: float, took_us: float) -> DecisionReco
         route=considered.match.route.name,
         tenant=considered.tenant.name,
         strategy=considered.strategy,
+        adapter=query.adapter,
         prompt_bytes=request.prompt.size,
         prompt_tokens=query.prompt_tokens,
         media=request.prompt.media,
@@ -121,7 +139,10 @@ def record_of(considered: Considered, at: float, took_us: float) -> DecisionReco
         record.matched_tokens = decision.choices[0].matched_tokens
         record.fallbacks = lease.fallbacks
         if lease.look is not None:
-            record.blocks = lease.look.hashes[:MAX_BLOCKS]
+            hashes = lease.look.hashes
+            record.blocks = hashes[:MAX_BLOCKS]
+            if len(hashes) > MAX_BLOCKS:
+                record.marks = [hashes[depth - 1] for depth in mark_depths(len(hashes))]
     return record
 
 
@@ -193,6 +214,11 @@ def render(record: DecisionRecord) -> dict[str, object]:
         "rejection": _rejection(record.rejection),
         "took_us": record.took_us,
         "outcome": _outcome(record.ending),
+        "adapter": record.adapter,
+        "marks": [
+            {"depth": depth, "hash": f"{block:016x}"}
+            for depth, block in zip(mark_depths(1 << 20), record.marks, strict=False)
+        ],
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 from extproc.replay.errors import ReplayError
 from extproc.replay.prompts import job_of, request_of
 from extproc.replay.traces import read_trace
+from extproc.telemetry.decision import MAX_BLOCKS, mark_depths
 
 
 def written(tmp_path: Path, name: str, text: str) -> Path:
@@ -69,6 +70,39 @@ def test_a_decision_log_in_order_of_ends_is_replayed_in_order_of_arrival(tmp_pat
     assert (first.id, second.id, second.at, first.stream) == ("a", "b", 1.0, False)
     assert first.blocks[0] == second.blocks[0]
     assert len(first.blocks) == 3
+
+
+def logged(id: str, chain: list[int], tokens: int, size: int, **more: object) -> str:
+    """A line of the decision log for a prompt with these block hashes."""
+    marks = [{"depth": at, "hash": f"{chain[at - 1]:016x}"} for at in mark_depths(len(chain))]
+    blocks = [f"{name:016x}" for name in chain[:MAX_BLOCKS]]
+    row = {
+        "id": id,
+        "at": 1.0,
+        "prompt_tokens": tokens,
+        "prompt_bytes": size,
+        "blocks": blocks,
+        "marks": marks,
+    }
+    return json.dumps(row | more) + "\n"
+
+
+@pytest.mark.parametrize("shared", [20, 100, 400, 1500])
+def test_what_long_prompts_of_a_decision_log_share_is_known_to_a_quarter(tmp_path: Path, shared: int) -> None:
+    one = list(range(1 << 40, (1 << 40) + 2000))
+    other = [*one[:shared], *range(1 << 41, (1 << 41) + 2000 - shared)]
+    text = logged("a", one, 128_000, 512_000) + logged("b", other, 128_000, 512_000)
+    first, second = read_trace(written(tmp_path, "decisions.jsonl", text))
+    same = next(at for at, (a, b) in enumerate(zip(first.blocks, second.blocks, strict=True)) if a != b)
+    assert shared * 0.75 <= same <= shared
+    assert len(set(first.blocks)) == len(first.blocks) == 2000
+
+
+def test_a_decision_log_tells_adapter_counted_tokens_and_the_size_of_a_block(tmp_path: Path) -> None:
+    text = logged("a", [1, 2, 3], 120, 768, adapter="sql", outcome={"input_tokens": 96, "output_tokens": 7})
+    (row,) = read_trace(written(tmp_path, "decisions.jsonl", text))
+    assert (row.adapter, row.prompt_tokens, row.output_tokens, row.block_tokens) == ("sql", 96, 7, 32)
+    assert list(row.blocks) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
