@@ -8,6 +8,8 @@ Rules of this file:
     failed attempt    | health hears it; lease moves to its next   | health hears it
                       | endpoint (claim undone and made there)     |
     renewal           | renewed; first token noted                 | adopted: a lease without claim or prompt
+    KV events         | whose last block they told of: the prompt  | (by endpoint)
+                      | is computed, the first token has come      |
     end               | moved to the endpoint that served, settled | if an engine was asked: counted as unknown,
                       |                                            | health hears it
     drop              | closed, nothing learned                    | nothing
@@ -74,6 +76,8 @@ class Lease:
     renewed_at: float = 0.0
     started: bool = False
     """The first token is known to have come."""
+    timed: bool = False
+    """A record has said when it came."""
     attempts: int = 1
     arm: str = ""
     """Version that a running release chose for this request; empty: no release, or a tester's own choice."""
@@ -151,6 +155,8 @@ class Ledger:
         self._dead_after_s = dead_after_s
         self._closed: OrderedDict[str, Endpoint | None] = OrderedDict()
         self._remembered = remembered
+        self._awaited: dict[int, dict[str, Lease]] = {}
+        """Slot -> leases whose prompt its KV events will tell of."""
 
     def open(self, lease: Lease, now: float) -> Lease:
         """Charge the lease to its endpoint."""
@@ -206,8 +212,16 @@ class Ledger:
         lease.renewed_at = now
         if endpoint is not None and endpoint is not lease.endpoint:
             self._move(lease, endpoint, now)
-        if event.ttft_s is not None and not lease.started:
+        if event.ttft_s is not None and not lease.timed:
             self._first_token(lease, event.ttft_s, now)
+
+    def told(self, slot: int, now: float) -> None:
+        """KV events of the slot's engine were taken: prompts they told of no longer wait. vLLM tells of a block after the
+        step that computed it."""
+        for lease in list(self._awaited.get(slot, {}).values()):
+            claim = lease.claim if lease.prefiller is None else lease.prefill_claim
+            if claim is not None and claim.told:
+                self._start(lease, now, now)
 
     def ended(self, event: End, now: float) -> Settlement | None:
         """The final record. Returns the settlement, or None for an id that is not open."""
@@ -232,7 +246,7 @@ class Ledger:
             lease.attempts = event.attempts
         if served_by is not None and served_by is not lease.endpoint:
             self._move(lease, served_by, now)
-        if event.ttft_s is not None and outcome is not Outcome.FAILURE and not lease.started:
+        if event.ttft_s is not None and outcome is not Outcome.FAILURE and not lease.timed:
             self._first_token(lease, event.ttft_s, now, event.usage)
         if served_by is not None and not (_speaks(outcome, reason) and lease.blamed is served_by):
             _tell_health(served_by, outcome, reason, now)
@@ -283,6 +297,9 @@ class Ledger:
             lease.work = work(tokens, lease.prompt_tokens - tokens, lease.attention)
             lease.work += computing.rates.step_s * rate
             computing.backlog.add(lease.work, now, rate, tokens)
+            claim = lease.claim if lease.prefiller is None else lease.prefill_claim
+            if claim is not None and claim.awaited:
+                self._awaited.setdefault(computing.slot, {})[lease.id] = lease
 
     def _discharge(self, lease: Lease, now: float) -> None:
         lease.endpoint.leases -= 1
@@ -294,9 +311,13 @@ class Ledger:
     def _start(self, lease: Lease, now: float, started_at: float | None = None) -> None:
         computing, _ = lease.computing
         lease.started = True
+        awaited = self._awaited.get(computing.slot)
+        if awaited is not None and awaited.pop(lease.id, None) is not None and not awaited:
+            del self._awaited[computing.slot]
         computing.backlog.remove(lease.work, now, computing.rates.prefill_at(now), started_at)
 
     def _first_token(self, lease: Lease, ttft_s: float, now: float, usage: Usage | None = None) -> None:
+        lease.timed = True
         if lease.stream and not lease.adopted and lease.attempts == 1 and lease.prefiller is None:
             uncached, cached = lease.uncached_tokens, lease.prompt_tokens - lease.uncached_tokens
             if usage is not None and usage.input is not None and usage.cached is not None:
@@ -304,15 +325,16 @@ class Ledger:
             own = work(uncached, cached, lease.attention)
             first_at = lease.opened_at + ttft_s
             lease.endpoint.rates.observe_first_token(own, ttft_s, lease.backlog_at_open, now, first_at)
-            self._start(lease, now, first_at)
-        else:
+            if not lease.started:
+                self._start(lease, now, first_at)
+        elif not lease.started:
             self._start(lease, now)
 
     def _move(self, lease: Lease, endpoint: Endpoint, now: float) -> None:
         self.counts.moved += 1
         self._undo_claim(lease)
         self._discharge(lease, now)
-        lease.started = False
+        lease.started = lease.timed = False
         lease.endpoint = endpoint
         lease.version = endpoint.spec.version
         lease.fallbacks = tuple(other for other in lease.fallbacks if other is not endpoint)

@@ -271,8 +271,8 @@ def page(found: Mapping[str, Rows], policies: Sequence[str], seeds: int) -> str:
         f"geometric mean; the next policy is at "
         f"{min(geometric(over_best(cells, p)) for p in policies if p != DEFAULT):.2f}. "
         + (
-            f"In {clearly} of the others the difference is beyond chance (95 % over the seeds; the first is chosen after the "
-            f"fact). Geometric means of {seeds} seeds (two where 128 engines run); in brackets the lowest and highest."
+            f"In {clearly} of the others the difference is beyond chance (95 % over the seeds; the first is known only "
+            f"afterwards). Geometric means of {seeds} seeds (two where 128 engines run); in brackets the lowest and highest."
             if seeds > 1
             else "One seed."
         )

@@ -32,6 +32,7 @@ class Knowledge:
             core.view.ranks,
             access=access,
             replay_timeout_s=settings.kv_events.replay_timeout,
+            on_told=core.ledger.told,
         )
         self.models_poll = ModelsPoll(core.fleet, access=access)
         self.dcgm_poll = DcgmPoll(core.fleet.endpoints)

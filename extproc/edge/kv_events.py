@@ -84,12 +84,15 @@ class KvEvents:
         access: Callable[[EndpointSpec], Access] = lambda spec: Access(),
         replay_timeout_s: float = 5.0,
         turn_s: float = _TURN_S,
+        on_told: Callable[[int, float], None] = lambda slot, now: None,
     ) -> None:
+        """``on_told`` hears of every message taken: the endpoint's slot, and now."""
         self.replay_timeout_s = replay_timeout_s
         self._endpoints = endpoints
         self._ranks = ranks
         self._access = access
         self._turn_s = turn_s
+        self._on_told = on_told
         self._context = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, 65_535)
         self._sources: dict[tuple[str, int], _Source] = {}
@@ -232,7 +235,11 @@ class KvEvents:
         while time.monotonic() < until:
             if self._busy:
                 source = self._busy.popleft()
-                if source.rank.step():
+                taken = source.rank.taken
+                more = source.rank.step()
+                if source.rank.taken != taken:
+                    self._on_told(source.slot, time.monotonic())
+                if more:
                     self._busy.append(source)
                 elif source.rank.wants is not None:
                     self._look(source)

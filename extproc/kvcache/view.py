@@ -58,12 +58,22 @@ class Look:
 class Claim:
     """What one prompt brought to one endpoint. Exactly one of ``keep`` and ``undo`` should follow."""
 
-    __slots__ = ("_blocks", "_hold", "_view")
+    __slots__ = ("_blocks", "_hold", "_view", "awaited")
 
-    def __init__(self, view: CacheView, blocks: approximate.Claim, hold: Hold | None) -> None:
+    def __init__(
+        self, view: CacheView, blocks: approximate.Claim, hold: Hold | None, *, awaited: bool = False
+    ) -> None:
         self._view = view
         self._blocks = blocks
         self._hold = hold
+        self.awaited = awaited
+        """The endpoint's events will tell when it has the prompt: its last block was not there before."""
+
+    @property
+    def told(self) -> bool:
+        """The endpoint's events have told of the prompt's last block: it is computed."""
+        hold = self._hold
+        return self.awaited and hold is not None and self._view.precise.holds(hold.slot, hold.chain[-1])
 
     @property
     def brought(self) -> int:
@@ -175,7 +185,7 @@ class CacheView:
         """The endpoint was chosen: it is about to hold the whole prompt."""
         blocks = self.index.insert(endpoint.slot, look.hashes)
         look.unique = blocks.brought > 0
-        hold = None
+        hold, awaited = None, False
         size = self.ranks.block_size(endpoint.slot)
         chain = None if size is None else self._chain(look, size)
         look.packed = None
@@ -184,7 +194,8 @@ class CacheView:
             kept = chain if isinstance(chain, array) else array("Q", chain)
             look.chains[size] = kept
             hold = self.in_flight.add(endpoint.slot, kept)
-        return Claim(self, blocks, hold)
+            awaited = len(kept) > 0 and not self.precise.holds(endpoint.slot, kept[-1])
+        return Claim(self, blocks, hold, awaited=awaited)
 
     def ended(self, hold: Hold) -> None:
         """The request of a prompt on its way has ended; until the events have told of the prompt it counts."""
