@@ -18,12 +18,15 @@ def share(members: Sequence[Rates], setting: float | None, now: float) -> None:
     measured = [rates.measured for rates in members if rates.fresh(now)]
     if not measured:
         # A fleet that starts has few samples each, but together enough.
-        few = [rates.measured for rates in members if rates.seen(now)]
+        few = [rate for rates in members if rates.seen(now) for rate in rates.samples]
         measured = few if len(few) >= _TOGETHER else []
-    prior = median(measured) if measured else setting
-    if prior is not None:
+    if measured:
+        prior = median(measured)
         for rates in members:
-            rates.prior = prior
+            rates.learn_prior(prior, now)
+    elif setting is not None:
+        for rates in members:
+            rates.prior = setting
     known = [rates.pace for rates in members if rates.pace.known]
     if known:
         slope = slope_of(known)

@@ -21,6 +21,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from extproc.fleet.noise import beyond_noise
 from extproc.fleet.pace import Pace
@@ -58,6 +59,7 @@ class Rates:
         "_trust",
         "_trust_at",
         "overhead",
+        "informed",
         "pace",
         "prefill",
         "prior",
@@ -67,6 +69,9 @@ class Rates:
     def __init__(self, prefill: float) -> None:
         self.prior = prefill
         """What the endpoint is taken to do without samples."""
+        self.informed = False
+        """The prior was measured on this fleet. Before that own samples are not acted on: the first endpoint that has
+        one would look different from its peers, and get everything or nothing."""
         self.prefill = prefill
         self.overhead = PRIOR_OVERHEAD
         self.pace = Pace()
@@ -91,6 +96,18 @@ class Rates:
         if now - self._aged_at >= 1.0:
             self._estimate(now)
         return self.prefill
+
+    @property
+    def samples(self) -> Sequence[float]:
+        """The last few measurements."""
+        return self._samples
+
+    def learn_prior(self, prior: float, now: float) -> None:
+        """What peers measured."""
+        self.prior = prior
+        if not self.informed:
+            self.informed = True
+            self._estimate(now)
 
     def fresh(self, now: float) -> bool:
         """Whether the estimate rests on recent samples: only then it may be a peer's prior."""
@@ -206,7 +223,7 @@ class Rates:
     def _estimate(self, now: float) -> None:
         self._aged_at = now
         count = len(self._samples)
-        if not count:
+        if not count or not self.informed:
             self.prefill = self.prior
             return
         age = max(now - self._sampled_at, 0.0)

@@ -328,6 +328,8 @@ def test_a_five_times_slower_replica_gets_about_a_fifth_and_its_share_back_after
 
     gateway, rng = Gateway(4), random.Random(1)
     slow = gateway.endpoints[0].rates
+    for each in gateway.endpoints:
+        each.rates.learn_prior(8000.0, -40.0)
     for at in range(12):
         slow.observe_first_token(4000, 0.02 + 4000 / 1600, 0.0, at * 2.6 - 30.0)
     assert 0.02 < share_of_slow(gateway, 2.0) < 0.12

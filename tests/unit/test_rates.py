@@ -20,6 +20,13 @@ from extproc.fleet.windows import Stats
 from extproc.outcome import Outcome
 
 
+def informed() -> Rates:
+    """An endpoint of a fleet that has measured 8,000 tokens a second."""
+    rates = Rates(8000.0)
+    rates.learn_prior(8000.0, 0.0)
+    return rates
+
+
 def teach(rates: Rates, true_rate: float, now: float = 0.0, samples: int = 12) -> None:
     """One prompt after another, the last first token a second after ``now``."""
     ttft = 0.02 + 4000 / true_rate
@@ -28,7 +35,7 @@ def teach(rates: Rates, true_rate: float, now: float = 0.0, samples: int = 12) -
 
 
 def test_requests_that_waited_for_one_hiccup_are_one_sample() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 8000.0, samples=4)
     for at in range(12):
         rates.observe_first_token(4000, 6.0 - at * 0.1, 0.0, 8.0, 7.0 + at * 0.01)
@@ -40,13 +47,13 @@ def test_without_samples_the_prior_holds() -> None:
 
 
 def test_a_much_slower_engine_is_found_out() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 1600.0)
     assert rates.prefill_at(2.0) == pytest.approx(1600, rel=0.35)
 
 
 def test_a_few_slow_outliers_do_not_matter() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 8000.0, samples=9)
     for _ in range(3):
         rates.observe_first_token(4000, 30.0, 0.0, 1.0)
@@ -54,13 +61,13 @@ def test_a_few_slow_outliers_do_not_matter() -> None:
 
 
 def test_differences_like_noise_are_not_acted_on() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 7000.0)
     assert rates.prefill_at(2.0) == 8000.0
 
 
 def test_an_endpoint_without_news_is_believed_to_be_as_fast_as_its_peers_again() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 800.0)
     assert rates.prefill_at(2.0) < 1500
     assert rates.prefill_at(300.0) == 8000.0
@@ -74,14 +81,14 @@ def test_recovery_is_learned_from_new_samples() -> None:
 
 
 def test_one_fast_sample_after_a_long_silence_ends_a_slow_reputation() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 1600.0)
     rates.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 90.0)
     assert rates.prefill_at(91.0) == 8000.0
 
 
 def test_one_fast_sample_among_slow_ones_does_not() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     teach(rates, 1600.0)
     rates.observe_first_token(4000, 0.02 + 4000 / 8000, 0.0, 3.0)
     assert rates.prefill_at(3.0) < 4000.0
@@ -330,7 +337,7 @@ def test_adapters_asked_for_are_remembered_up_to_a_cap() -> None:
 
 
 def test_what_an_engine_computed_is_the_least_it_can_do() -> None:
-    rates = Rates(8000.0)
+    rates = informed()
     for at in range(12):
         rates.observe_least(30_000.0, at)
     assert rates.prefill_at(12.0) == pytest.approx(30_000, rel=0.2)
@@ -381,3 +388,13 @@ def test_the_endpoint_whose_load_varied_most_tells_the_slope_of_all() -> None:
         steady.observe(0.030 + 0.005 * (number % 2), 20.0 + number % 2)
         varied.observe(0.010 + 0.0005 * number, float(number))
     assert slope_of([steady, varied]) == pytest.approx(0.0005)
+
+
+def test_before_a_fleet_has_measured_anything_its_endpoints_look_alike() -> None:
+    fleet = [Rates(8000.0) for _ in range(3)]
+    teach(fleet[0], 30_000.0, samples=1)
+    share(fleet, 8000.0, 1.0)
+    assert [rates.prefill_at(1.0) for rates in fleet] == [8000.0] * 3
+    teach(fleet[1], 29_000.0, samples=2)
+    share(fleet, 8000.0, 1.0)
+    assert [rates.prefill_at(1.0) for rates in fleet] == [pytest.approx(29_000, rel=0.01)] * 3
