@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median
 
 from extproc.admission.admission import Admission
 from extproc.admission.dispatcher import Considered, Dispatcher
@@ -69,7 +70,9 @@ class Core:
         self.admission.on_trial = self.releases.on_trial
         self.shadows = Shadows()
         self._on_settled = on_settled
-        self._prior_rates: Mapping[str, float] = {}
+        self._prior_rates: dict[str, float] = {}
+        self._known_rates: dict[str, float] = {}
+        """Pool -> what its engines did in an earlier run."""
 
     def install(
         self,
@@ -80,7 +83,9 @@ class Core:
     ) -> tuple[list[Endpoint], list[Endpoint]]:
         """Take over a configuration; returns the endpoints added and removed."""
         pools: Mapping[str, Pool] = router.pools
-        self._prior_rates = {name: pool.prefill_rate for name, pool in pools.items()}
+        self._prior_rates = {
+            name: self._known_rates.get(name, pool.prefill_rate) for name, pool in pools.items()
+        }
         changed = self.fleet.apply(specs, self._prior_rates)
         self.rule(router, rules or AdmissionRules(), now)
         return changed
@@ -89,6 +94,26 @@ class Core:
         """Take over routes and rules; endpoints stay."""
         self.dispatcher.install(router)
         self.admission.install(rules, now)
+
+    def speeds(self) -> dict[str, tuple[float, float]]:
+        """Pool -> prefill rate of its engines (tokens a second, their median) and attention's share, where measured."""
+        found = {}
+        for name in self._prior_rates:
+            rates = [endpoint.rates for endpoint in self.fleet.pool(name)]
+            if any(one.informed for one in rates):
+                self._known_rates[name] = median(one.prior for one in rates if one.informed)
+            if name in self._known_rates:
+                found[name] = (self._known_rates[name], self.models.attention(name).share)
+        return found
+
+    def restore_speeds(self, speeds: Mapping[str, tuple[float, float]]) -> None:
+        """What :meth:`speeds` said in an earlier run: engines are taken to be so fast until they are measured."""
+        for name, (rate, share) in speeds.items():
+            if rate > 0.0 and share > 0.0:
+                self._known_rates[name] = rate
+                self.models.attention(name).share = share
+                if name in self._prior_rates:
+                    self._prior_rates[name] = rate
 
     def take(self, event: End | Renewal | FailedAttempt, now: float) -> None:
         """One event of the access log."""

@@ -195,6 +195,7 @@ def snapshot_of_state(core: Core, wall: float) -> dict[str, Any]:
         "days": core.admission.limiter.used_today(day_of(wall)),
         "replies": core.admission.sizes.state(),
         "models": core.models.state(),
+        "speeds": core.speeds(),
     }
 
 

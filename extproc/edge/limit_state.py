@@ -1,4 +1,4 @@
-"""Budgets of the day and learnt sizes, in a file of ``state_dir``. A file that cannot be read costs only what it knew."""
+"""Budgets of the day, learnt sizes and speeds, in a file of ``state_dir``. One that cannot be read costs only what it knew."""
 
 from __future__ import annotations
 
@@ -52,4 +52,7 @@ def load_state(path: Path, core: Core) -> None:
                 str(name): (float(size), float(tokens), int(prompts), int(answers))
                 for name, (size, tokens, prompts, answers) in state["models"].items()
             }
+        )
+        core.restore_speeds(
+            {str(name): (float(rate), float(share)) for name, (rate, share) in state["speeds"].items()}
         )

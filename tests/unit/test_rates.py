@@ -18,6 +18,7 @@ from extproc.fleet.rates import Rates
 from extproc.fleet.strangers import Strangers
 from extproc.fleet.windows import Stats
 from extproc.outcome import Outcome
+from tests.unit.core_parts import core, spec
 
 
 def informed() -> Rates:
@@ -398,3 +399,17 @@ def test_before_a_fleet_has_measured_anything_its_endpoints_look_alike() -> None
     teach(fleet[1], 29_000.0, samples=2)
     share(fleet, 8000.0, 1.0)
     assert [rates.prefill_at(1.0) for rates in fleet] == [pytest.approx(29_000, rel=0.01)] * 3
+
+
+def test_what_engines_did_is_their_prior_after_a_restart() -> None:
+    before = core([spec("a"), spec("b")])
+    for endpoint in before.fleet.endpoints.values():
+        teach(endpoint.rates, 30_000.0, samples=3)
+    before.housekeep(1.0)
+    after = core([spec("a"), spec("b"), spec("c")])
+    after.restore_speeds(before.speeds())
+    after.housekeep(1.0)
+    assert [e.rates.prefill_at(2.0) for e in after.fleet.endpoints.values()] == [
+        pytest.approx(30_000, rel=0.1)
+    ] * 3
+    assert after.speeds() == before.speeds()

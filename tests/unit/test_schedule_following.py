@@ -54,6 +54,7 @@ def test_state_is_written_in_one_step_and_nonsense_is_not_believed(tmp_path: Pat
         "days": {"tenant\0a": (20_000, 12.0)},
         "replies": [("m", True, [200.0, 10.0, 5.0])],
         "models": {},
+        "speeds": {"llama": (30_000.0, 3e-5)},
     }
     assert save_state(path, state, {}) == state
     assert save_state(path, state, state) is state
@@ -61,6 +62,7 @@ def test_state_is_written_in_one_step_and_nonsense_is_not_believed(tmp_path: Pat
     core = Core(rng=random.Random(1))
     load_state(path, core)
     assert core.admission.sizes.tokens("m", True, 400) == 20
+    assert core.models.attention("llama").share == 3e-5
     assert core.admission.limiter.used_today(20_000) == {"tenant\0a": (20_000, 12.0)}
     for nonsense in (
         "",
