@@ -1,4 +1,4 @@
-"""Budgets of the day, learnt sizes and speeds, in a file of ``state_dir``. One that cannot be read costs only what it knew."""
+"""Budgets of the day, learnt sizes and speeds, in a file of ``state_dir``. One that cannot be read costs what it knew."""
 
 from __future__ import annotations
 
