@@ -5,10 +5,11 @@
 The grid (loadtest/grid.py) is where the default was mended, so it cannot tell how good the default is elsewhere. Here are
 other workloads (loadtest/workloads, and any trace you have), other models on other cards, moderate and heavy load, with the
 engines as they are and perturbed. Printed are p90 TTFT over the default's, geometric means over all of that: first for other
-policies, then for the default with its two hand-set weights changed:
+policies, then for the default with its hand-set weights changed:
 
 - *stall*: what a second of prefill costs a running stream (``cost.STALL_SHARE``);
-- *redundant work*: whether an uncached token also counts for those that wait (``cost.PrefillTerm``).
+- *redundant work*: whether an uncached token also counts for those that wait (``cost.PrefillTerm``), and for how many
+  (``cost.DELAYED``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ CHANGES = {
     "stall half": {"STALL_SHARE": 0.05},
     "stall double": {"STALL_SHARE": 0.2},
     "redundant work not counted": {"PrefillTerm.seconds": _own_work},
+    "counted once": {"DELAYED": 1.0},
+    "counted double": {"DELAYED": 8.0},
     "neither": {"STALL_SHARE": 0.0, "PrefillTerm.seconds": _own_work},
 }
 

@@ -28,6 +28,9 @@ not none."""
 STALL_SHARE = 0.1
 """A stall in the middle of a stream that runs already, against the request's own stream being slow from end to end:
 most of it disappears in the reader's own pace."""
+DELAYED = 4.0
+"""Requests that a piece of work delays, for each that waits now. A queue of ``w`` at a load of ``r`` is gone when
+``w / (1 - r)`` have been served, those that came meanwhile included; queues that last mean a load of three quarters."""
 MAX_INTERVAL_S = 30.0
 """Longest wait for one place that is believed."""
 _BARRIER_FROM = 0.9
@@ -119,8 +122,9 @@ class PrefillTerm:
     """The request's own prompt tokens that are not cached there, over the prefill rate.
 
     In a fleet with queues, work that need not be done delays more than its own request: all that wait behind it, as
-    many as wait on the typical endpoint. So beyond the first, each of them adds the same work once more, at the
-    fleet's mean rate: how fast the endpoint is makes no difference to what the fleet loses. Without this a fleet near
+    many as wait on the typical endpoint, and all that come before its queue is empty again (:data:`DELAYED`). So beyond
+    the first, each of them adds the same work once more, at the fleet's mean rate: how fast the endpoint is makes no
+    difference to what the fleet loses. Without this a fleet near
     its limit spreads conversations for the sake of queues, computes them again everywhere, and thereby makes the
     queues. Typical is the lower median: while half of the fleet is idle, computing a hot prefix there delays nobody,
     however long the queue is where it is cached.
@@ -131,10 +135,10 @@ class PrefillTerm:
     name = "prefill"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``work(prompt - matched * trust) * (1 / rate + max(waiting - 2, 0) / mean rate)``."""
+        """``work(prompt - matched * trust) * (1 / rate + DELAYED * max(waiting - 2, 0) / mean rate)``."""
         waiting = median_low(endpoint.backlog.unstarted for endpoint in scene.endpoints)
         mean_rate = sum(scene.rates) / len(scene.rates)
-        behind = max(waiting - 2.0, 0.0) / mean_rate  # one of them is being computed
+        behind = DELAYED * max(waiting - 2.0, 0.0) / mean_rate  # one of them is being computed
         return [
             units * (1.0 / rate + behind) for units, rate in zip(scene.works(query), scene.rates, strict=True)
         ]

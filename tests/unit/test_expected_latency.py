@@ -16,6 +16,7 @@ from extproc.fleet.endpoint import Endpoint
 from extproc.fleet.model_stats import ModelStats
 from extproc.kvcache.approximate import ApproximateIndex
 from extproc.kvcache.view import CacheView
+from extproc.scheduling.cost import DELAYED
 from extproc.scheduling.strategies.expected_latency import ExpectedLatency
 from extproc.scheduling.strategy import Candidate, Query
 from tests.unit.scheduling_parts import endpoint, fleet, order, query, scraped
@@ -169,7 +170,7 @@ def test_where_requests_wait_uncached_work_counts_for_those_behind_it() -> None:
     busy = endpoint(0)
     for _ in range(7):
         give(busy, 100)
-    assert terms(busy, query(prompt=8000))["prefill s"] == pytest.approx(idle * 6)
+    assert terms(busy, query(prompt=8000))["prefill s"] == pytest.approx(idle * (1 + DELAYED * 5))
 
 
 def test_what_waits_does_not_make_a_slow_replica_slower_than_it_is() -> None:
