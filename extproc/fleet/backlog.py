@@ -86,6 +86,10 @@ class Backlog:
                 return 0.0
         return level if level < self.charged else self.charged
 
+    def waiting(self, level: float) -> float:
+        """How many of the unstarted leases really wait, if this much work is left."""
+        return len(self._waiting) * level / self.charged if self.charged > 0.0 else 0.0
+
     @property
     def per_token(self) -> float:
         """Work that an uncached token meant of late."""

@@ -124,7 +124,8 @@ class PrefillTerm:
     In a fleet with queues, work that need not be done delays more than its own request: all that wait behind it, as
     many as wait on the typical endpoint, and all that come before its queue is empty again (:data:`DELAYED`). So beyond
     the first, each of them adds the same work once more, at the fleet's mean rate: how fast the endpoint is makes no
-    difference to what the fleet loses. Without this a fleet near
+    difference to what the fleet loses. How many wait is told by the work that is left, which leaks between scrapes,
+    and not by the requests that nobody has told of yet. Without this a fleet near
     its limit spreads conversations for the sake of queues, computes them again everywhere, and thereby makes the
     queues. Typical is the lower median: while half of the fleet is idle, computing a hot prefix there delays nobody,
     however long the queue is where it is cached.
@@ -135,10 +136,13 @@ class PrefillTerm:
     name = "prefill"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``work(prompt - matched * trust) * (1 / rate + DELAYED * max(waiting - 2, 0) / mean rate)``."""
-        waiting = median_low(endpoint.backlog.unstarted for endpoint in scene.endpoints)
+        """``work(prompt - matched * trust) * (1 / rate + DELAYED * max(waiting - 1, 0) / mean rate)``."""
+        waiting = median_low(
+            endpoint.backlog.waiting(backlog)
+            for backlog, endpoint in zip(scene.backlogs, scene.endpoints, strict=True)
+        )
         mean_rate = sum(scene.rates) / len(scene.rates)
-        behind = DELAYED * max(waiting - 2.0, 0.0) / mean_rate  # one of them is being computed
+        behind = DELAYED * max(waiting - 1.0, 0.0) / mean_rate  # one of them is being computed
         return [
             units * (1.0 / rate + behind) for units, rate in zip(scene.works(query), scene.rates, strict=True)
         ]

@@ -192,3 +192,12 @@ def test_late_counters_do_not_bind_the_level_from_below() -> None:
     late = run_with_counters_behind_by(5.0)
     assert late.unstarted >= 5
     assert late.tokens(200.0, RATE) == 0
+
+
+def test_of_those_not_known_to_have_started_as_many_wait_as_work_is_left() -> None:
+    backlog = Backlog()
+    assert backlog.waiting(0.0) == 0.0
+    for _ in range(4):
+        backlog.add(1000, 0.0, RATE)
+    assert backlog.waiting(backlog.tokens(0.0, RATE)) == 4.0
+    assert backlog.waiting(backlog.tokens(3.0, RATE)) == 1.0

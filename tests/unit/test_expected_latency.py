@@ -170,7 +170,7 @@ def test_where_requests_wait_uncached_work_counts_for_those_behind_it() -> None:
     busy = endpoint(0)
     for _ in range(7):
         give(busy, 100)
-    assert terms(busy, query(prompt=8000))["prefill s"] == pytest.approx(idle * (1 + DELAYED * 5))
+    assert terms(busy, query(prompt=8000))["prefill s"] == pytest.approx(idle * (1 + DELAYED * 6))
 
 
 def test_what_waits_does_not_make_a_slow_replica_slower_than_it_is() -> None:
