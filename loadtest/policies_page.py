@@ -42,7 +42,9 @@ Loads are shares of what the same engines do under least-requests when all reque
 """
 
 CAUSES = {
+    "lora, 128 engines": "the whole run lasts ten seconds: every adapter is loaded for the first time, and counted in full",
     "perturbed": "step times vary by a third: who sees first tokens knows what nobody can foretell",
+    "stalls": "a hang is seen at the next scrape, by who sees tokens at once",
     "lag": "what engines show is five to ten seconds old",
     "lora": "a place for an adapter is free when its last request ends, which is heard of late",
     "starved": "memory decides when a request starts: tokens in use say more than the work ahead",
