@@ -70,6 +70,7 @@ class Admission:
         self._default = Policy()
         self._shed_at = 0.0
         self._polling = False
+        dispatcher.queued = self._queued
 
     def install(self, rules: AdmissionRules, now: float) -> None:
         """Take over a configuration. Waiting requests stay, and keep their deadlines."""
@@ -201,6 +202,10 @@ class Admission:
         self.poll(now)
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _queued(self, pool: str) -> int:
+        queue = self.queues.get(pool)
+        return queue.requests if queue is not None else 0
 
     def _matched(self, request: InferenceRequest, tenant: Tenant) -> Match | Rejection:
         match = self._dispatcher.match(request, tenant)

@@ -79,6 +79,8 @@ class Dispatcher:
             lambda pool, key, headers: None
         )
         """(pool, sticky key, headers) -> version and arm, where a release rules; goes before weights of routes."""
+        self.queued: Callable[[str], int] = lambda pool: 0
+        """Pool -> requests that wait for it in the gateway."""
         self.sessions = Sessions()
         self._rng = rng
         self._build = build
@@ -157,6 +159,7 @@ class Dispatcher:
             rejection = no_capacity(pool.name, why)
             self._report(request, tenant, match, name, strategy, query, [], removed, None, rejection, now)
             return rejection
+        query.queued = self.queued(pool.name) / len(usable)
         held = self.view.match(look)
         candidates = [Candidate(endpoint, held.get(endpoint.slot, 0)) for endpoint in usable]
         ranked = strategy.rank(query, candidates, now)

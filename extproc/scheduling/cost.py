@@ -122,13 +122,13 @@ class PrefillTerm:
     """The request's own prompt tokens that are not cached there, over the prefill rate.
 
     In a fleet with queues, work that need not be done delays more than its own request: all that wait behind it, as
-    many as wait on the typical endpoint, and all that come before its queue is empty again (:data:`DELAYED`). So beyond
-    the first, each of them adds the same work once more, at the fleet's mean rate: how fast the endpoint is makes no
-    difference to what the fleet loses. How many wait is told by the work that is left, which leaks between scrapes,
-    and not by the requests that nobody has told of yet. Without this a fleet near
-    its limit spreads conversations for the sake of queues, computes them again everywhere, and thereby makes the
-    queues. Typical is the lower median: while half of the fleet is idle, computing a hot prefix there delays nobody,
-    however long the queue is where it is cached.
+    many as wait on the typical endpoint and in the gateway, and all that come before its queue is empty again
+    (:data:`DELAYED`). So beyond the first, each of them adds the same work once more, at the fleet's mean rate: how fast
+    the endpoint is makes no difference to what the fleet loses. How many wait is told by the work that is left, which
+    leaks between scrapes, and not by the requests that nobody has told of yet. Without this a fleet near its limit spreads
+    conversations for the sake of queues, computes them again everywhere, and thereby makes the queues. Typical is the
+    lower median: while half of the fleet is idle, computing a hot prefix there delays nobody, however long the queue is
+    where it is cached.
 
     Source: the cache view's match, discounted by ``Rates.match_trust``; unstarted leases.
     """
@@ -136,13 +136,14 @@ class PrefillTerm:
     name = "prefill"
 
     def seconds(self, query: Query, scene: Scene, now: float) -> list[float]:
-        """``work(prompt - matched * trust) * (1 / rate + DELAYED * max(waiting - 1, 0) / mean rate)``."""
+        """``work(prompt - matched * trust) * (1 / rate + DELAYED * (max(waiting - 1, 0) + queued) / mean rate)``."""
         waiting = median_low(
             endpoint.backlog.waiting(backlog)
             for backlog, endpoint in zip(scene.backlogs, scene.endpoints, strict=True)
         )
         mean_rate = sum(scene.rates) / len(scene.rates)
-        behind = DELAYED * max(waiting - 1.0, 0.0) / mean_rate  # one of them is being computed
+        waiting = max(waiting - 1.0, 0.0) + query.queued  # one of them is being computed
+        behind = DELAYED * waiting / mean_rate
         return [
             units * (1.0 / rate + behind) for units, rate in zip(scene.works(query), scene.rates, strict=True)
         ]

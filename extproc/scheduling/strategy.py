@@ -31,6 +31,8 @@ class Query:
     """Seconds that staying there is worth."""
     attention: float = 0.0
     """What attention adds to prefill, per token and token before it (:mod:`extproc.fleet.prefill`)."""
+    queued: float = 0.0
+    """Requests that wait in the gateway for the same endpoints, for each of them."""
     blocks: Sequence[int] = ()
     """Chained hashes of the prompt's full blocks, first block first."""
 

@@ -173,6 +173,12 @@ def test_where_requests_wait_uncached_work_counts_for_those_behind_it() -> None:
     assert terms(busy, query(prompt=8000))["prefill s"] == pytest.approx(idle * (1 + DELAYED * 6))
 
 
+def test_work_that_need_not_be_done_delays_those_who_wait_in_the_gateway() -> None:
+    alone, queued = query(prompt=8000), query(prompt=8000, queued=2.0)
+    one = terms(endpoint(0), alone)["prefill s"]
+    assert terms(endpoint(0), queued)["prefill s"] == pytest.approx(one * (1 + 2 * DELAYED))
+
+
 def test_what_waits_does_not_make_a_slow_replica_slower_than_it_is() -> None:
     slow, fast = endpoint(0), endpoint(1)
     for at in range(12):
