@@ -127,8 +127,9 @@ class Fleet:
             endpoint.health.timed_out(now)
 
     def restarted(self, endpoint: Endpoint) -> None:
-        """The engine's cache is empty again."""
+        """The engine's cache is empty again, and its adapters must be loaded anew."""
         endpoint.generation += 1
+        endpoint.adapters.clear()
         self.on_purge(endpoint)
 
     def share_rates(self, now: float, prior_rates: Mapping[str, float]) -> None:

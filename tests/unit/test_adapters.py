@@ -70,3 +70,11 @@ def test_a_request_for_an_adapter_goes_where_it_is_served_and_prefers_where_it_i
 def test_an_adapter_nobody_serves_is_an_unknown_model() -> None:
     made = core([spec("a")])
     assert isinstance(made.dispatcher.decide(request("r", model="sql"), 0.0), Rejection)
+
+
+def test_a_restarted_engine_has_no_adapter_loaded() -> None:
+    built = core([spec("a")])
+    (endpoint,) = built.fleet.endpoints.values()
+    endpoint.asked_for("sql", 1.0)
+    built.fleet.restarted(endpoint)
+    assert not endpoint.adapters
