@@ -59,7 +59,9 @@ NOTES = """
 - **Where peers win**, they win by knowing at once that a first token has come. A gateway that lets no response byte
   through its own process hears of it up to a scrape later and has to estimate in between; on the other hand it costs
   nothing per token. The estimate is good to milliseconds where prompts take what they should, and less good where
-  each step varies by a third (perturbed).
+  each step varies by a third (perturbed). With KV events, which are not replayed here, it hears of it in milliseconds too.
+- **Beginnings count here.** A replay lasts ten seconds to some minutes, and our policy learns how fast the engines are in
+  the first of them (a running gateway keeps that over restarts); policies that count requests or tokens need not.
 - **Hits are not the goal.** Policies that follow matches above all (longest match, the trie, thresholds) have the
   highest hit ratio in some rows and the longest queues in the same rows: a hot prefix is worth a second copy once
   waiting costs more than computing it again.
