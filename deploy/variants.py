@@ -83,7 +83,7 @@ dynamic_resources:
     typed_extension_protocol_options: &engine-http
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        common_http_protocol_options: {idle_timeout: 4s}
+        common_http_protocol_options: {idle_timeout: 3s}
         explicit_http_config: {http_protocol_options: {}}
     circuit_breakers: &engine-limits {thresholds: [{max_connections: 100000, max_pending_requests: 100000, max_requests: 100000, max_retries: 1000}]}
     load_assignment:

@@ -314,13 +314,18 @@ async def play(
             shown.append(Progress(loop.time() - began, bool(state.running or state.waiting), tokens))
             await asyncio.sleep(POLL_S)
 
-    async def turn(one: Ask) -> Answer:
+    async def turn(one: Ask) -> Answer | None:
         await asyncio.sleep(began + one.at * span_s - loop.time())
-        return await ask(session, url, one.messages, salt, headers={"X-Route": policy})
+        try:
+            return await ask(session, url, one.messages, salt, headers={"X-Route": policy})
+        except (RuntimeError, aiohttp.ClientError) as error:
+            print(f"a request failed: {error}", flush=True)
+            return None
 
     watchers = [asyncio.create_task(watch(*one)) for one in zip(engines, pages, strict=True)]
     try:
-        return list(await asyncio.gather(*(turn(one) for one in asks))), pages
+        answers = await asyncio.gather(*(turn(one) for one in asks))
+        return [answer for answer in answers if answer is not None], pages
     finally:
         for watcher in watchers:
             watcher.cancel()

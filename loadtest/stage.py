@@ -55,7 +55,7 @@ def _engine_cluster(name: str, port: int, metadata: Config | None = None) -> Con
         "typed_extension_protocol_options": {
             _HTTP_OPTIONS: {
                 "@type": f"type.googleapis.com/{_HTTP_OPTIONS}",
-                "common_http_protocol_options": {"idle_timeout": "4s"},
+                "common_http_protocol_options": {"idle_timeout": "3s"},
                 "explicit_http_config": {"http_protocol_options": {}},
             }
         },

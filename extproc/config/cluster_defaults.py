@@ -2,8 +2,8 @@
 
 Only what is absent is added; what the file says stands. Why each value:
 
-- ``idle_timeout`` below the engine's keep-alive (vLLM closes idle connections after 5 s): else a request can
-  be written to a connection that the engine closes at that moment, and the client gets 503;
+- ``idle_timeout`` well below the engine's keep-alive (vLLM closes idle connections after 5 s, and a starved Envoy is
+  late): else a request can be written to a connection that the engine closes at that moment, and the client gets 503;
 - high circuit breakers: Envoy's own (1,024 requests, 3 retries) would answer 503 where extproc has a queue
   and a retry budget;
 - ``override_host``: how extproc names the replica when a cluster has several; without a name, least requests;
@@ -75,7 +75,7 @@ def _http_options(options: dict[str, Any], keep_alive_s: float) -> dict[str, Any
     http = {"@type": f"type.googleapis.com/{HTTP_OPTIONS}", **(options.get(HTTP_OPTIONS) or {})}
     key, common = field(http, "common_http_protocol_options")
     common = dict(common or {})
-    _default(common, "idle_timeout", f"{keep_alive_s * 0.8:g}s")
+    _default(common, "idle_timeout", f"{keep_alive_s * 0.6:g}s")
     http[key] = common
     if not any(
         field(http, name)[1] is not None

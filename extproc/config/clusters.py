@@ -295,7 +295,7 @@ class _Reading:
                     path,
                     f"no idle_timeout for `{item.get('name')}`: Envoy's is an hour, and the engine closes "
                     f"idle connections after {settings.keep_alive_s:g} s; write "
-                    f"common_http_protocol_options: {{idle_timeout: {settings.keep_alive_s * 0.8:g}s}}",
+                    f"common_http_protocol_options: {{idle_timeout: {settings.keep_alive_s * 0.6:g}s}}",
                 )
             return
         seconds = float(str(value).rstrip("s"))
@@ -303,7 +303,7 @@ class _Reading:
             self.report(
                 where,
                 f"idle_timeout {value} is not below the engine's keep-alive ({settings.keep_alive_s:g} s): "
-                f"requests would be lost; write {settings.keep_alive_s * 0.8:g}s, or `keep_alive_s` in the "
+                f"requests would be lost; write {settings.keep_alive_s * 0.6:g}s, or `keep_alive_s` in the "
                 "extproc metadata if the engine keeps connections longer",
             )
 

@@ -22,6 +22,7 @@ from extproc.engines.state import EngineState
 _SMOOTH_S = 5.0
 _FEWEST_SLOTS = 4
 _STILL_SCRAPES = 8
+_ABSURD = 1e9
 
 
 @dataclass(slots=True)
@@ -77,8 +78,8 @@ class Strangers:
 
 
 def number(value: float | None) -> float | None:
-    """The value if it is a finite number of at least zero."""
-    return value if value is not None and 0.0 <= value < float("inf") else None
+    """The value if it is a number that an engine can mean: at least zero, and below a billion."""
+    return value if value is not None and 0.0 <= value < _ABSURD else None
 
 
 def _same(state: EngineState, previous: EngineState | None) -> bool:

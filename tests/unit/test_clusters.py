@@ -187,7 +187,7 @@ class TestCompletion:
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
         ]
         assert resource["connect_timeout"] == "1s"
-        assert http["common_http_protocol_options"] == {"idle_timeout": "4s"}
+        assert http["common_http_protocol_options"] == {"idle_timeout": "3s"}
         assert http["explicit_http_config"] == {"http_protocol_options": {}}
         assert resource["circuit_breakers"]["thresholds"][0]["max_retries"] == 1000
 
@@ -211,7 +211,7 @@ class TestCompletion:
         http = resource["typed_extension_protocol_options"][
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
         ]
-        assert http["common_http_protocol_options"] == {"idle_timeout": "48s"}
+        assert http["common_http_protocol_options"] == {"idle_timeout": "36s"}
 
     def test_options_at_the_cluster_itself_are_kept_where_envoy_reads_them(self) -> None:
         older = "common_http_protocol_options: {idle_timeout: 2s}\nhttp2_protocol_options: {}"

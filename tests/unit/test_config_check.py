@@ -352,7 +352,7 @@ def test_engine_clusters_in_the_bootstrap_must_be_whole(folder: Path) -> None:
         "max_requests: 100000, max_retries: 1000}]}`",
         f"envoy/envoy.yaml:{line}: no idle_timeout for `b`: Envoy's is an hour, and the engine closes idle "
         "connections "
-        "after 5 s; write common_http_protocol_options: {idle_timeout: 4s}",
+        "after 5 s; write common_http_protocol_options: {idle_timeout: 3s}",
     ]
 
 
