@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from extproc.api.request import Api
 from extproc.fleet.endpoint import Endpoint
@@ -34,6 +35,9 @@ from extproc.fleet.retry_budget import RetryBudget
 from extproc.kvcache.view import CacheView, Claim, Look
 from extproc.limits.limiter import Meter, Reserved
 from extproc.outcome import End, FailedAttempt, Outcome, Renewal, Usage, classify
+
+_ASKED = 32
+"""Leases that one message of KV events is compared with."""
 
 
 @dataclass(slots=True)
@@ -217,8 +221,8 @@ class Ledger:
 
     def told(self, slot: int, now: float) -> None:
         """KV events of the slot's engine were taken: prompts they told of no longer wait. vLLM tells of a block after the
-        step that computed it."""
-        for lease in list(self._awaited.get(slot, {}).values()):
+        step that computed it. The oldest are asked about: engines compute prompts in order of arrival."""
+        for lease in list(islice(self._awaited.get(slot, {}).values(), _ASKED)):
             claim = lease.claim if lease.prefiller is None else lease.prefill_claim
             if claim is not None and claim.told:
                 self._start(lease, now, now)
