@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from extproc.replay.errors import ReplayError
 
+MOST_BLOCKS = 1 << 20
+"""Of one prompt."""
+MOST_TOKENS = 64 * MOST_BLOCKS
+
 _unique = itertools.count(1 << 44)
 
 
@@ -35,14 +39,22 @@ class Arrival:
         """Refuse what cannot be replayed.
 
         Raises:
-            ReplayError: a length below one, or fewer names than the prompt has tokens.
+            ReplayError: a length below one or beyond reason, or fewer names than the prompt has tokens.
         """
         if self.prompt_tokens < 1 or self.output_tokens < 0:
             raise ReplayError(f"request {self.id}: a prompt has at least one token, an answer at least none")
+        if max(self.prompt_tokens, self.output_tokens) > MOST_TOKENS:
+            raise ReplayError(f"request {self.id}: it is longer than any engine takes")
         if len(self.blocks) * self.block_tokens < self.prompt_tokens:
             raise ReplayError(f"request {self.id}: {len(self.blocks)} blocks are too few for its prompt")
 
 
 def unique_blocks(count: int) -> list[int]:
-    """Names for content that nobody else has."""
+    """Names for content that nobody else has.
+
+    Raises:
+        ReplayError: more than any prompt has.
+    """
+    if count > MOST_BLOCKS:
+        raise ReplayError(f"a prompt of {count} blocks is longer than any engine takes")
     return list(itertools.islice(_unique, count))

@@ -22,7 +22,7 @@ from statistics import median
 import msgspec
 
 from extproc.kvcache.hashing import BLOCK_BYTES
-from extproc.replay.arrival import Arrival, unique_blocks
+from extproc.replay.arrival import MOST_BLOCKS, Arrival, unique_blocks
 from extproc.replay.errors import ReplayError
 
 HASH_BLOCK = 512
@@ -207,7 +207,7 @@ def _decisions(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Arrival
                 adapter=row.adapter or None,
                 stream=row.stream,
             )
-        except ValueError as error:
+        except (ValueError, ReplayError) as error:
             raise ReplayError(f"{path}:{at}: {error}") from error
 
 
@@ -215,6 +215,8 @@ def _named(row: _Decision, wanted: int) -> list[int]:
     """Names of a prompt's blocks. Between two marks a block is named after the later one: who has that has it too."""
     names = [int(name, 16) for name in row.blocks]
     for mark in row.marks:
+        if not len(names) < mark.depth <= MOST_BLOCKS:
+            raise ValueError(f"a mark at depth {mark.depth} behind {len(names)} blocks")
         name = int(mark.hash, 16)
         names.extend((name + ahead * _ODD) & _NAME for ahead in range(mark.depth - len(names) - 1, -1, -1))
     names.extend(unique_blocks(max(wanted - len(names), 0)))

@@ -106,6 +106,23 @@ def test_a_decision_log_tells_adapter_counted_tokens_and_the_size_of_a_block(tmp
 
 
 @pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"marks": [{"depth": 10**9, "hash": "0a"}]}, "depth 1000000000"),
+        ({"marks": [{"depth": 0, "hash": "0a"}]}, "depth 0"),
+        ({"marks": [{"depth": 40, "hash": "xyz"}]}, "xyz"),
+        ({"prompt_tokens": 10**12}, "longer than any engine"),
+        ({"prompt_tokens": "many"}, "prompt_tokens"),
+    ],
+)
+def test_a_broken_line_of_a_decision_log_is_said(
+    tmp_path: Path, broken: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ReplayError, match=rf"decisions.jsonl:1: .*{said}"):
+        read_trace(written(tmp_path, "decisions.jsonl", logged("a", [1, 2], 100, 400, **broken)))
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         (
