@@ -31,6 +31,8 @@ most of it disappears in the reader's own pace."""
 DELAYED = 4.0
 """Requests that a piece of work delays, for each that waits now. A queue of ``w`` at a load of ``r`` is gone when
 ``w / (1 - r)`` have been served, those that came meanwhile included; queues that last mean a load of three quarters."""
+_MOST_QUEUED = 8.0
+"""Requests waiting in the gateway that count, for each endpoint: those far behind are more likely refused than delayed."""
 MAX_INTERVAL_S = 30.0
 """Longest wait for one place that is believed."""
 _BARRIER_FROM = 0.9
@@ -142,7 +144,7 @@ class PrefillTerm:
             for backlog, endpoint in zip(scene.backlogs, scene.endpoints, strict=True)
         )
         mean_rate = sum(scene.rates) / len(scene.rates)
-        waiting = max(waiting - 1.0, 0.0) + query.queued  # one of them is being computed
+        waiting = max(waiting - 1.0, 0.0) + min(query.queued, _MOST_QUEUED)  # one of them is being computed
         behind = DELAYED * waiting / mean_rate
         return [
             units * (1.0 / rate + behind) for units, rate in zip(scene.works(query), scene.rates, strict=True)

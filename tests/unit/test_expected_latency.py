@@ -177,6 +177,8 @@ def test_work_that_need_not_be_done_delays_those_who_wait_in_the_gateway() -> No
     alone, queued = query(prompt=8000), query(prompt=8000, queued=2.0)
     one = terms(endpoint(0), alone)["prefill s"]
     assert terms(endpoint(0), queued)["prefill s"] == pytest.approx(one * (1 + 2 * DELAYED))
+    many = query(prompt=8000, queued=500.0)
+    assert terms(endpoint(0), many)["prefill s"] == pytest.approx(one * (1 + 8 * DELAYED))
 
 
 def test_what_waits_does_not_make_a_slow_replica_slower_than_it_is() -> None:
