@@ -32,7 +32,8 @@ Loads are shares of what the same engines do under least-requests when all reque
 
 | word | meaning |
 |---|---|
-| KV ample, starved | 1,000,000 and 160,000 tokens an engine |
+| KV ample, starved | 1,000,000 and 160,000 tokens an engine (the first is more than an 80 GB card holds at 16 bits) |
+| conversation | parts of a block-hash trace of real conversations; other names are built-in workloads |
 | lag | scrapes every 5 s of numbers that are 5 s old |
 | mixed | every second engine is an A100 |
 | slow node | one engine takes four times as long in the middle half of the replay |
@@ -294,6 +295,7 @@ def page(found: Mapping[str, Rows], policies: Sequence[str], seeds: int) -> str:
             summary_table(cells, policies),
             "![workloads](img/policies-workload.svg) ![trouble](img/policies-trouble.svg)",
             "## Where the default is not first",
+            "By p90 TTFT; the cells beyond capacity have a table of their own below.",
             lost_table(cells),
             NOTES.strip(),
             "## Where its hit ratio is below 95 % of the best",

@@ -34,12 +34,16 @@ def replay(
         typer.Option(min=16, help="Tokens in a simulated block; default: 64 to 512 by the prompts' length."),
     ] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many arrivals.")] = None,
-    rate_scale: Annotated[float, typer.Option(min=1e-6, help="2 replays twice as fast.")] = 1.0,
+    rate_scale: Annotated[float, typer.Option(min=1e-6, max=1e6, help="2 replays twice as fast.")] = 1.0,
     rate: Annotated[
         float | None, typer.Option(min=1e-6, help="Requests/s of generated workloads; default: 1 per engine.")
     ] = None,
-    scrape_interval: Annotated[float, typer.Option(min=0.01, help="Seconds between scrapes.")] = 1.0,
-    scrape_lag: Annotated[float, typer.Option(min=0.0, help="Age of the numbers that engines show.")] = 0.0,
+    scrape_interval: Annotated[
+        float, typer.Option(min=0.01, max=3600.0, help="Seconds between scrapes.")
+    ] = 1.0,
+    scrape_lag: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="Age of the numbers that engines show.")
+    ] = 0.0,
     fault: Annotated[
         list[str] | None,
         typer.Option(

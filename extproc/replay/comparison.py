@@ -9,11 +9,15 @@ from pathlib import Path
 
 from extproc.replay.arrival import Arrival
 from extproc.replay.driver import Driver
+from extproc.replay.errors import ReplayError
 from extproc.replay.policies import Policy
 from extproc.replay.result import Run
 from extproc.replay.setup import Setup
 from extproc.replay.traces import read_trace
 from extproc.replay.workload import builtin_names, generate, load_workload, no_such_trace
+
+_LEAST_RATE = 0.001
+_MOST_RATE = 10_000.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +39,10 @@ def load_trace(
     """
     if name in builtin_names() or name.endswith((".yaml", ".yml")):
         workload = load_workload(name)
+        if not _LEAST_RATE <= rate * rate_scale <= _MOST_RATE:
+            raise ReplayError(
+                f"{name}: from {_LEAST_RATE} to {_MOST_RATE:,.0f} requests a second can be made"
+            )
         return Trace(workload.name, generate(workload, requests or 2000, rate * rate_scale, seed))
     path = Path(name)
     if not path.exists():

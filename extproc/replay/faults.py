@@ -21,6 +21,7 @@ from extproc.replay.errors import ReplayError
 
 KINDS = ("slow", "stall", "down", "frozen-metrics", "no-metrics")
 _STALL_S = 3.0
+_MOST = {"engine": 1e6, "factor": 1000.0, "at": 1e6, "for": 1e6}
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,8 +57,10 @@ def parse_fault(words: str, engines: int) -> Fault:
             values[key] = float(value)
         except ValueError:
             raise ReplayError(f"fault {words!r}: {key} must be a number, not {value!r}") from None
-        if not values[key] >= 0:
-            raise ReplayError(f"fault {words!r}: {key} must not be negative")
+        if not 0 <= values[key] <= _MOST[key]:
+            raise ReplayError(f"fault {words!r}: {key} must be a number from 0 to {_MOST[key]:g}")
+    if not values.get("engine", 0.0).is_integer():
+        raise ReplayError(f"fault {words!r}: engine must be a whole number")
     engine = int(values["engine"]) if "engine" in values else None
     if engine is not None and engine >= engines:
         raise ReplayError(f"fault {words!r}: there are {engines} engines, counted from 0")

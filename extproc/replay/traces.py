@@ -29,6 +29,8 @@ HASH_BLOCK = 512
 _NAME = 0xFFFFFFFFFFFFFFFF
 _ODD = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: keeps names made from one hash apart."""
+_MOST_DAYS = 7
+"""Engines are scraped every second of it."""
 _TIME = ("timestamp", "time", "arrivedat", "arrivaltime", "at")
 _INPUT = ("contexttokens", "inputtokens", "inputlength", "prompttokens", "requesttokens")
 _OUTPUT = ("generatedtokens", "outputtokens", "outputlength", "completiontokens", "responsetokens")
@@ -49,6 +51,12 @@ def read_trace(path: Path, *, rate_scale: float = 1.0, limit: int | None = None)
         raise ReplayError(f"{path}: there are no requests in it")
     rows.sort(key=lambda row: row.at)
     start = rows[0].at
+    days = (rows[-1].at - start) / rate_scale / 86_400
+    if not days <= _MOST_DAYS:
+        raise ReplayError(
+            f"{path}: its requests are spread over {days:.6g} days, {_MOST_DAYS} are the most; is a clock wrong? "
+            "--rate-scale makes it shorter"
+        )
     return [_moved(row, start, rate_scale) for row in rows[:limit]]
 
 
@@ -89,7 +97,7 @@ def _read(path: Path, lines: Iterable[str], limit: int | None) -> Iterator[Arriv
 def _json(path: Path, at: int, line: str) -> dict[str, object]:
     try:
         row = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ReplayError(f"{path}:{at}: {error}") from error
     if not isinstance(row, dict):
         raise ReplayError(f"{path}:{at}: not a JSON object")
@@ -190,7 +198,7 @@ def _decisions(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Arrival
     for at, line in lines:
         try:
             rows.append((at, msgspec.json.decode(line, type=_Decision)))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ReplayError(f"{path}:{at}: {error}") from error
     # One size of a block for all, or what two prompts share would not be in the same places.
     sizes = [row.prompt_bytes / row.tokens for _, row in rows[:1000] if row.prompt_bytes]

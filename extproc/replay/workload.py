@@ -113,11 +113,14 @@ def load_workload(name: str) -> Workload:
             raise no_such_trace(name) from None
         except OSError as error:
             raise ReplayError(f"{name}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ReplayError(f"{name}: {error}") from error
     try:
-        values = yaml.safe_load(text)
+        return _checked(Path(name).stem, yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise ReplayError(f"{name}: {error}") from error
-    return _checked(Path(name).stem, values)
+    except RecursionError:
+        raise ReplayError(f"{name}: parts inside of themselves") from None
 
 
 def _checked(name: str, values: Any) -> Workload:

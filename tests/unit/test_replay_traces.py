@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from extproc.replay.comparison import load_trace
 from extproc.replay.errors import ReplayError
+from extproc.replay.faults import parse_fault
 from extproc.replay.prompts import job_of, request_of
 from extproc.replay.traces import read_trace
+from extproc.replay.workload import load_workload
 from extproc.telemetry.decision import MAX_BLOCKS, mark_depths
 
 
@@ -161,3 +164,29 @@ def test_engine_blocks_of_any_size_share_what_the_trace_shares(tmp_path: Path, s
     same = sum(a == b for a, b in zip(first, second, strict=True))
     assert len(first) == 4000 // size
     assert same == 2048 // size
+
+
+def test_one_wrong_clock_is_said_and_does_not_take_a_year(tmp_path: Path) -> None:
+    text = logged("a", [1, 2], 100, 400, at=0.0) + logged("b", [1, 2], 100, 400, at=1.7e9)
+    with pytest.raises(ReplayError, match="is a clock wrong"):
+        read_trace(written(tmp_path, "decisions.jsonl", text))
+
+
+def test_lines_and_files_that_nest_without_end_are_said(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=r"deep.jsonl:1"):
+        read_trace(written(tmp_path, "deep.jsonl", '{"blocks":' + "[" * 100_000 + "\n"))
+    endless = written(tmp_path, "endless.yaml", "kind: mix\nparts: &a [{share: 1, kind: mix, parts: *a}]\n")
+    with pytest.raises(ReplayError, match="inside of themselves"):
+        load_workload(str(endless))
+
+
+@pytest.mark.parametrize("words", ["slow:factor=inf", "slow:factor=1e7", "stall:for=1e9", "slow:engine=1.5"])
+def test_faults_beyond_reason_are_refused(words: str) -> None:
+    with pytest.raises(ReplayError):
+        parse_fault(words, 8)
+
+
+@pytest.mark.parametrize("rate", [1e7, float("inf"), float("nan"), 1e-6])
+def test_rates_beyond_reason_are_refused(rate: float) -> None:
+    with pytest.raises(ReplayError):
+        load_trace("chat", rate=rate, requests=10)
