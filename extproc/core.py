@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
 
 from extproc.admission.admission import Admission
 from extproc.admission.dispatcher import Considered, Dispatcher
@@ -72,7 +72,7 @@ class Core:
         self._on_settled = on_settled
         self._prior_rates: dict[str, float] = {}
         self._known_rates: dict[str, float] = {}
-        """Pool -> what its engines did in an earlier run."""
+        """Pool -> what its engines did when they were last measured, perhaps in an earlier run."""
 
     def install(
         self,
@@ -96,20 +96,13 @@ class Core:
         self.admission.install(rules, now)
 
     def speeds(self) -> dict[str, tuple[float, float]]:
-        """Pool -> prefill rate of its engines (tokens a second, their median) and attention's share, where measured."""
-        found = {}
-        for name in self._prior_rates:
-            rates = [endpoint.rates for endpoint in self.fleet.pool(name)]
-            if any(one.informed for one in rates):
-                self._known_rates[name] = median(one.prior for one in rates if one.informed)
-            if name in self._known_rates:
-                found[name] = (self._known_rates[name], self.models.attention(name).share)
-        return found
+        """Pool -> prefill rate of its engines when last measured (tokens a second) and attention's share."""
+        return {name: (rate, self.models.attention(name).share) for name, rate in self._known_rates.items()}
 
     def restore_speeds(self, speeds: Mapping[str, tuple[float, float]]) -> None:
         """What :meth:`speeds` said in an earlier run: engines are taken to be so fast until they are measured."""
         for name, (rate, share) in speeds.items():
-            if rate > 0.0 and share > 0.0:
+            if 0.0 < rate < math.inf and 0.0 < share < math.inf:
                 self._known_rates[name] = rate
                 self.models.attention(name).share = share
                 if name in self._prior_rates:
@@ -128,6 +121,7 @@ class Core:
         """Once a second or so: dead leases, shared rates, sizes of the caches, leftovers of purges."""
         self.ledger.sweep(now)
         self.fleet.share_rates(now, self._prior_rates)
+        self._remember_rates(now)
         for endpoint in self.fleet.endpoints.values():
             self.view.fit(endpoint, endpoint.spec.models[0] if endpoint.spec.models else "")
         self.view.drain()
@@ -136,6 +130,13 @@ class Core:
         self.releases.tick(now)
         self.shadows.tick(now)
         self.ledger.forget(self.fleet.endpoints)
+
+    def _remember_rates(self, now: float) -> None:
+        """What endpoints share while they are measured is the prior of their pool in a silence, and after a restart."""
+        for name in self._prior_rates:
+            rates = [endpoint.rates for endpoint in self.fleet.pool(name)]
+            if any(one.fresh(now) for one in rates):
+                self._prior_rates[name] = self._known_rates[name] = rates[0].prior
 
     def _has_version(self, pool: str, version: str) -> bool:
         return any(endpoint.spec.version == version for endpoint in self.fleet.pool(pool))

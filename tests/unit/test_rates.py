@@ -413,3 +413,25 @@ def test_what_engines_did_is_their_prior_after_a_restart() -> None:
         pytest.approx(30_000, rel=0.1)
     ] * 3
     assert after.speeds() == before.speeds()
+
+
+def test_a_night_without_requests_does_not_forget_what_the_engines_can_do() -> None:
+    built = core([spec("a"), spec("b")])
+    for endpoint in built.fleet.endpoints.values():
+        teach(endpoint.rates, 30_000.0, samples=3)
+    built.housekeep(1.0)
+    built.housekeep(40_000.0)
+    assert [e.rates.prefill_at(40_001.0) for e in built.fleet.endpoints.values()] == [
+        pytest.approx(30_000, rel=0.1)
+    ] * 2
+    (rate, _) = built.speeds()["llama"]
+    assert rate == pytest.approx(30_000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "told", [(float("inf"), 1e-5), (float("nan"), 1e-5), (0.0, 1e-5), (8e3, float("inf"))]
+)
+def test_a_senseless_speed_of_an_earlier_run_is_not_taken(told: tuple[float, float]) -> None:
+    built = core([spec("a")])
+    built.restore_speeds({"llama": told})
+    assert built.speeds() == {}
