@@ -171,7 +171,7 @@ class Dispatcher:
         self._tick += 1
         first.endpoint.tick = self._tick
         if query.adapter:
-            first.endpoint.asked_for(query.adapter, now)
+            first.endpoint.asked_for(query.adapter)
         lease = Lease(
             request.id,
             first.endpoint,

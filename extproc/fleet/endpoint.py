@@ -136,9 +136,8 @@ class Endpoint:
         self.standstill = Standstill()
         self.adapter_leases: dict[str, int] = {}
         """Adapter -> open leases for it."""
-        self.adapters: dict[str, float] = {}
-        """Adapter -> when it was last asked for here (monotonic seconds): resident soon, whatever the last
-        scrape said."""
+        self.adapters: dict[str, None] = {}
+        """Adapters that were asked for here, the last one last: resident soon, whatever the last scrape said."""
         self.served: frozenset[str] | None = None
         """Models and adapters of its model list; None: it has not told."""
         self.scrape_interval = 1.0
@@ -219,10 +218,10 @@ class Endpoint:
         self.state = state
         self.fresh_until = state.at + _FRESH * self.scrape_interval
 
-    def asked_for(self, adapter: str, now: float) -> None:
+    def asked_for(self, adapter: str) -> None:
         """A request for this adapter was decided for the endpoint: the engine loads it."""
         self.adapters.pop(adapter, None)
-        self.adapters[adapter] = now
+        self.adapters[adapter] = None
         if len(self.adapters) > _MAX_ADAPTERS:
             del self.adapters[next(iter(self.adapters))]
 

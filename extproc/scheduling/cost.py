@@ -4,7 +4,7 @@ warm engine.
 Rules of this file:
 
 - a term answers for all candidates in one call, in their order: a decision over a thousand endpoints makes
-  seven calls;
+  eight calls;
 - a term is finite and never negative, whatever an engine says or does not say;
 - what only a scrape can know counts by the scrape's age (``Endpoint.trust``); the rest of its weight, and all
   of it where an engine does not say, goes to the mean of the candidates that do. Unknown is neither good nor

@@ -75,6 +75,6 @@ def test_an_adapter_nobody_serves_is_an_unknown_model() -> None:
 def test_a_restarted_engine_has_no_adapter_loaded() -> None:
     built = core([spec("a")])
     (endpoint,) = built.fleet.endpoints.values()
-    endpoint.asked_for("sql", 1.0)
+    endpoint.asked_for("sql")
     built.fleet.restarted(endpoint)
     assert not endpoint.adapters

@@ -117,15 +117,15 @@ def test_an_adapter_costs_where_it_is_not_resident() -> None:
     free = scraped(endpoint(1), running_adapters=frozenset({"x"}), max_lora=4)
     full = scraped(endpoint(2), running_adapters=frozenset({"x"}), max_lora=1)
     assert [terms(each, asked)["adapter s"] for each in (resident, free, full)] == [0.0, 0.5, 4.5]
-    free.asked_for("sql", 0.0)
+    free.asked_for("sql")
     assert terms(free, asked)["adapter s"] == 0.0
     assert terms(free, query())["adapter s"] == 0.0
 
 
 def test_adapters_last_asked_for_are_resident_however_old_the_scrape() -> None:
     target = scraped(endpoint(0), running_adapters=frozenset(), max_lora=2)
-    for at, name in enumerate(["a", "b", "c"]):
-        target.asked_for(name, at - 60.0)
+    for name in "abc":
+        target.asked_for(name)
     found = {name: terms(target, query(adapter=name))["adapter s"] for name in "abc"}
     assert (found["a"] > 0.0, found["b"], found["c"]) == (True, 0.0, 0.0)
 
@@ -133,7 +133,7 @@ def test_adapters_last_asked_for_are_resident_however_old_the_scrape() -> None:
 def test_a_place_is_waited_for_while_our_own_leases_use_them_all() -> None:
     target = scraped(endpoint(0), running_adapters=frozenset(), max_lora=1)
     asked = query(adapter="new")
-    target.asked_for("old", 0.0)
+    target.asked_for("old")
     target.adapter_leased("old", 2)
     assert terms(target, asked)["adapter s"] == pytest.approx(0.5 + 4.0 * 1.5)
     target.adapter_leased("old", -2)
@@ -144,7 +144,7 @@ def test_a_place_is_waited_for_while_our_own_leases_use_them_all() -> None:
 def test_adapters_get_their_places_in_the_order_in_which_they_became_active() -> None:
     target = scraped(endpoint(0), running_adapters=frozenset(), max_lora=2)
     for name in ("first", "second", "third"):
-        target.asked_for(name, 0.0)
+        target.asked_for(name)
         target.adapter_leased(name, 1)
     found = {name: terms(target, query(adapter=name))["adapter s"] for name in ("first", "second", "third")}
     assert found == {"first": 0.0, "second": 0.0, "third": pytest.approx(4.0)}
@@ -154,8 +154,8 @@ def test_adapters_get_their_places_in_the_order_in_which_they_became_active() ->
 
 def test_an_old_scrape_that_shows_an_adapter_running_does_not_give_it_a_place() -> None:
     target = scraped(endpoint(0), running_adapters=frozenset({"gone"}), max_lora=1)
-    target.asked_for("gone", 0.0)
-    target.asked_for("other", 1.0)
+    target.asked_for("gone")
+    target.asked_for("other")
     target.adapter_leased("other", 1)
     assert terms(target, query(adapter="gone"))["adapter s"] > 4.0
 

@@ -332,7 +332,7 @@ def test_scrapes_older_than_three_intervals_count_less() -> None:
 def test_adapters_asked_for_are_remembered_up_to_a_cap() -> None:
     endpoint = Endpoint(EndpointSpec("replica", "h:1", "pool"), 0)
     for number in range(1000):
-        endpoint.asked_for(f"adapter-{number}", 1.0)
+        endpoint.asked_for(f"adapter-{number}")
     assert len(endpoint.adapters) == 64
     assert "adapter-999" in endpoint.adapters
 
