@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 from extproc.replay.errors import ReplayError
+from extproc.replay.words import name_and_numbers
 
 KINDS = ("slow", "stall", "down", "frozen-metrics", "no-metrics")
 _STALL_S = 3.0
@@ -45,20 +46,7 @@ def parse_fault(words: str, engines: int) -> Fault:
     Raises:
         ReplayError: unknown kind or key, or a value out of range.
     """
-    kind, *pairs = words.split(":")
-    if kind not in KINDS:
-        raise ReplayError(f"fault {words!r}: the kinds are {', '.join(KINDS)}")
-    values: dict[str, float] = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if key not in ("engine", "factor", "at", "for"):
-            raise ReplayError(f"fault {words!r}: {key!r} is not one of engine, factor, at, for")
-        try:
-            values[key] = float(value)
-        except ValueError:
-            raise ReplayError(f"fault {words!r}: {key} must be a number, not {value!r}") from None
-        if not 0 <= values[key] <= _MOST[key]:
-            raise ReplayError(f"fault {words!r}: {key} must be a number from 0 to {_MOST[key]:g}")
+    kind, values = name_and_numbers(words, "fault", KINDS, _MOST)
     if not values.get("engine", 0.0).is_integer():
         raise ReplayError(f"fault {words!r}: engine must be a whole number")
     engine = int(values["engine"]) if "engine" in values else None

@@ -11,40 +11,27 @@ from dataclasses import replace
 from typing import Any
 
 from extproc.admission.policy import PRESETS, Policy
-from extproc.replay.errors import ReplayError
+from extproc.replay.words import name_and_numbers
 
-_NUMBERS = (
-    "max_wait_s",
-    "max_ttft_s",
-    "max_kv_usage",
-    "max_requests",
-    "max_bytes",
-    "min_share",
-    "headroom",
-    "aging_s",
-    "error_rate",
-)
+_MOST = {
+    "max_wait_s": 1e6,
+    "max_ttft_s": 1e6,
+    "max_kv_usage": 1.0,
+    "max_requests": 1e9,
+    "max_bytes": 1e15,
+    "min_share": 1.0,
+    "headroom": 1.0,
+    "aging_s": 1e6,
+    "error_rate": 1.0,
+}
 
 
 def parse_admission(words: str) -> Policy:
     """Read ``PRESET[:key=value…]``.
 
     Raises:
-        ReplayError: no such preset or option, or a value that is no number.
+        ReplayError: no such preset or option, or a value out of range.
     """
-    name, *pairs = words.split(":")
-    if name not in PRESETS:
-        raise ReplayError(f"no admission preset is called {name!r}; there are {', '.join(PRESETS)}")
-    numbers: dict[str, Any] = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if key not in _NUMBERS:
-            raise ReplayError(f"admission {words!r}: {key!r} is not one of {', '.join(_NUMBERS)}")
-        try:
-            number = float(value)
-        except ValueError:
-            raise ReplayError(f"admission {words!r}: {key} must be a number, not {value!r}") from None
-        if not number >= 0:
-            raise ReplayError(f"admission {words!r}: {key} must not be negative")
-        numbers[key] = number
+    name, values = name_and_numbers(words, "admission", PRESETS, _MOST)
+    numbers: dict[str, Any] = dict(values)
     return replace(PRESETS[name], **numbers)
