@@ -16,10 +16,12 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from functools import partial
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from extproc.edge.polling import poll
 from extproc.engines import dcgm
 from extproc.engines.scan import Page
 from extproc.fleet.endpoint import Endpoint
@@ -65,15 +67,7 @@ class DcgmPoll:
             auto_decompress=False,
             headers={"accept": "text/plain", "accept-encoding": "identity", "user-agent": "extproc"},
         ) as session:
-            try:
-                while True:
-                    self._start_due(session, time.monotonic())
-                    await asyncio.sleep(min(_TICK_S, self._interval_s))
-            finally:
-                tasks = list(self._tasks.values())
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await poll(partial(self._start_due, session), self._tasks.values, min(_TICK_S, self._interval_s))
 
     def _start_due(self, session: aiohttp.ClientSession, now: float) -> None:
         watched: dict[str, list[Endpoint]] = {}

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
+from functools import partial
 
 import aiohttp
 import msgspec
 
+from extproc.edge.polling import poll
 from extproc.edge.scraper import Access
 from extproc.fleet.adapters import MAX_NAMES, ServedModel
 from extproc.fleet.endpoint import Endpoint, EndpointSpec
@@ -63,15 +64,7 @@ class ModelsPoll:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            try:
-                while True:
-                    self._start_due(session, time.monotonic())
-                    await asyncio.sleep(_TICK_S)
-            finally:
-                tasks = list(self._tasks.values())
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await poll(partial(self._start_due, session), self._tasks.values, _TICK_S)
 
     def _start_due(self, session: aiohttp.ClientSession, now: float) -> None:
         endpoints = self._fleet.endpoints

@@ -22,12 +22,14 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from ssl import SSLContext
 from typing import Protocol
 
 import aiohttp
 from yarl import URL
 
+from extproc.edge.polling import poll
 from extproc.engines.engine import Engine
 from extproc.engines.registry import engine_named
 from extproc.engines.state import EngineState
@@ -126,15 +128,12 @@ class Scraper:
             headers={"accept": "text/plain", "accept-encoding": "identity", "user-agent": "extproc"},
         ) as session:
             try:
-                while True:
-                    self._start_due(session, time.monotonic())
-                    await asyncio.sleep(_TICK_S)
+                await poll(partial(self._start_due, session), self._running, _TICK_S)
             finally:
-                tasks = [target.task for target in self._targets.values() if target.task is not None]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
                 self._targets.clear()
+
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [target.task for target in self._targets.values() if target.task is not None]
 
     def _start_due(self, session: aiohttp.ClientSession, now: float) -> None:
         endpoints = self._fleet.endpoints
