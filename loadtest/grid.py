@@ -36,6 +36,7 @@ from extproc.replay.result import Run
 from extproc.replay.setup import PERTURBATIONS, Setup, Slo, fleet, resolution_of
 from extproc.replay.waiting import parse_admission
 from extproc.replay.workload import builtin_names
+from loadtest.capacity import at_once, capacity
 
 PRESET = "llama-8b-h100"
 SLOWER = "llama-8b-a100"
@@ -141,13 +142,8 @@ class Source:
     def capacity(self, cell: Cell) -> float:
         """Requests a second that the cell's engines can do under least-requests; fleets above 8 by proportion."""
         fewer = replace(cell, engines=min(cell.engines, 8))
-        arrivals = [replace(arrival, at=0.0) for arrival in self.arrivals(fewer, 0, float(fewer.engines))][
-            :1000
-        ]
-        run = Driver(arrivals, setup_of(fewer, arrivals, 0), parse_policy("least-requests")).run()
-        ends = sorted(row.at + row.e2e_s for row in run.served if row.ok and row.e2e_s is not None)
-        most = int(len(ends) * 0.9)
-        return most / ends[most - 1] * cell.engines / fewer.engines
+        arrivals = at_once(self.arrivals(fewer, 0, float(fewer.engines))[:1000])
+        return capacity(arrivals, setup_of(fewer, arrivals, 0)) * cell.engines / fewer.engines
 
     def run(self, cell: Cell, policy: str, seed: int) -> Run:
         """One run. Trouble strikes engines that are loaded as if there were none, but for slower ones."""

@@ -30,6 +30,7 @@ from extproc.replay.driver import Driver
 from extproc.replay.policies import COMPARED, DEFAULT, parse_policy
 from extproc.replay.setup import PERTURBATIONS, Setup, fleet, resolution_of
 from extproc.scheduling import cost
+from loadtest.capacity import at_once, capacity
 
 FLEETS = (("llama-70b-4xh100", 4), ("qwen-7b-a10", 8))
 LOADS = (0.6, 0.95)
@@ -78,12 +79,8 @@ class Place:
 
     def capacity(self) -> float:
         """Requests a second under least-requests when all are there at once."""
-        arrivals = [replace(arrival, at=0.0) for arrival in self.arrivals(0, float(self.engines))]
-        setup = self.setup(arrivals, 0, perturbed=False)
-        run = Driver(arrivals, setup, parse_policy("least-requests")).run()
-        ends = sorted(row.at + row.e2e_s for row in run.served if row.ok and row.e2e_s is not None)
-        most = int(len(ends) * 0.9)
-        return most / ends[most - 1]
+        arrivals = at_once(self.arrivals(0, float(self.engines)))
+        return capacity(arrivals, self.setup(arrivals, 0, perturbed=False))
 
     def log_ttft(self, policy: str, seed: int, capacity: float) -> float:
         """Logarithm of p90 TTFT."""
